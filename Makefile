@@ -15,7 +15,7 @@ STAMP := .venv/.ready
 # one thread per process: tests run side by side
 TEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist worksteal --durations 10
 
-.PHONY: setup lint types test test-full test-lowest test-gpu wheel demo docs race bench evidence clean
+.PHONY: setup lint types test test-full test-lowest test-gpu wheel demo docs race bench bench-gpu evidence clean
 
 setup: $(STAMP)
 
@@ -73,6 +73,10 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/data.py
+
+# our step on a GPU: objectives, compiled or not; tokens/s, utilization, memory
+bench-gpu: $(STAMP)
+	$(BIN)/python benchmarks/step.py --gpu --rounds 50
 
 evidence: $(STAMP)
 	$(BIN)/python evidence/run.py $(if $(PARTS),--parts $(PARTS)) $(if $(DRY),--dry-run) $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \

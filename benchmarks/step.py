@@ -5,7 +5,11 @@ of a step, 6 N_trunk T + 6 V D N_masked + 12 L D layers T floating-point operati
 over the rate of matrix products measured in the same run at the shapes of the model. Memory is the
 peak of the resident set above an idle process, weights and optimizer included.
 
+With ``--gpu`` only our training step, on the GPU: the paper's network, both objectives, compiled
+and not, with model FLOPs utilization by the GPU's data sheet and the peak of its memory.
+
 usage: python benchmarks/step.py [--rounds N] [--sizes tiny small paper] [--compiled]
+       python benchmarks/step.py --gpu [--batch N] [--rounds N]
 """
 
 from __future__ import annotations
@@ -13,10 +17,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import replace
 
 import torch
-from subjects import PAPER, SMALL, TINY, Size, Subject, take_turns
+from subjects import PAPER, SMALL, TINY, Size, Subject, our_training, take_turns
 
+from bellmask.utils.distributed import find_device, pick_precision
 from bellmask.utils.table import Table
 
 SIZES = {size.name: size for size in (TINY, SMALL, PAPER)}
@@ -101,12 +107,53 @@ def other_row(size: Size, what: str, rounds: int) -> list[str]:
     ]
 
 
+def gpu_row(size: Size, objective: str, is_compiled: bool, rounds: int) -> list[str]:
+    device = torch.device("cuda", torch.cuda.current_device())
+    work = our_training(size, objective, is_compiled, device)
+    for number in range(5):  # compiles, and fills the allocator's pools
+        work(number)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    started = time.perf_counter()
+    for number in range(5, 5 + rounds):
+        work(number)
+    torch.cuda.synchronize()
+    seconds = (time.perf_counter() - started) / rounds
+    sheet = find_device(torch.cuda.get_device_name())
+    precision = str(pick_precision("auto", device)).removeprefix("torch.")
+    rate = step_flops(size) / seconds
+    return [
+        f"{objective}, {precision}" + (", compiled" if is_compiled else ""),
+        f"{seconds * 1e3:.1f}",
+        f"{size.tokens / seconds:,.0f}",
+        "unknown" if sheet is None else f"{rate / sheet.peak(precision):.0%}",
+        f"{torch.cuda.max_memory_allocated() / 2**30:.1f}",
+    ]
+
+
+def measure_gpu(size: Size, rounds: int) -> None:
+    """Our step on this machine's GPU."""
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "benchmarks/step.py --gpu: torch finds no GPU here; run it where there is one"
+        )
+    ways = [(objective, is_compiled) for objective in ("bell", "nelbo") for is_compiled in (0, 1)]
+    rows = [gpu_row(size, objective, bool(way), rounds) for objective, way in ways]
+    title = f"one training step, {size.batch} x {size.length}, {torch.cuda.get_device_name()}"
+    Table(title, ["objective", "ms", "tokens/s", "MFU", "peak GiB"], rows).print()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--compiled", action="store_true", help="also with torch.compile")
+    parser.add_argument("--gpu", action="store_true", help="our step on the GPU")
+    parser.add_argument("--batch", type=int, default=256, help="rows of a step with --gpu")
     given = parser.parse_args()
+    if given.gpu:
+        measure_gpu(replace(PAPER, batch=given.batch), given.rounds)
+        return
     training, others = [], []
     for size in (SIZES[name] for name in given.sizes):
         rounds = max(3, given.rounds // 3) if size is PAPER else given.rounds

@@ -28,10 +28,11 @@ from bellmask.evaluate.likelihood import evaluate
 from bellmask.generate.sampler import SamplingDenoiser, generate, uniform_grid
 from bellmask.model.transformer import Denoiser
 from bellmask.train.optim import Ema, Optimizer
+from bellmask.train.parallel import parallelize, plan_parallel
 from bellmask.train.planning import StepPlanner
-from bellmask.train.step import TrainStep
+from bellmask.train.step import PendingStep, TrainStep
 from bellmask.utils.allocator import keep_freed_memory
-from bellmask.utils.distributed import World
+from bellmask.utils.distributed import CPU, World
 
 SAMPLES, SAMPLE_STEPS = 4, 16
 
@@ -69,27 +70,36 @@ def random_blocks(size: Size, count: int) -> Blocks:
     return Blocks.from_rows(rows)
 
 
-def make_planner(size: Size, objective: str) -> StepPlanner:
+def make_planner(size: Size, objective: str, device: torch.device = CPU) -> StepPlanner:
     config = RunConfig(train=TrainOptions(batch_size=size.batch))
-    return StepPlanner(random_blocks(size, 64), OBJECTIVES[objective](), config, World())
+    blocks = random_blocks(size, max(64, size.batch))
+    return StepPlanner(blocks, OBJECTIVES[objective](), config, World(device=device))
 
 
 def our_training(
-    size: Size, objective: str, is_compiled: bool = False, optim: OptimOptions | None = None
+    size: Size,
+    objective: str,
+    is_compiled: bool = False,
+    device: torch.device = CPU,
+    optim: OptimOptions | None = None,
 ) -> Callable[[int], None]:
-    planner = make_planner(size, objective)
-    model = Denoiser(size.model, size.vocabulary)
-    if is_compiled:
-        for block in model.block_modules():
-            block.compile()
+    planner = make_planner(size, objective, device)
+    options = planner.config.with_options({"objective": objective, "train.compile": is_compiled})
+    parallel = plan_parallel(options, planner.world)
+    model = parallelize(Denoiser(size.model, size.vocabulary), parallel, device)
     optimizer, ema = Optimizer(model, optim or OptimOptions()), Ema(model, 0.9999)
-    step = TrainStep(model, planner, Mdm(), mask_id=size.vocabulary, clip=1.0)
+    how = {"mask_id": size.vocabulary, "clip": 1.0, "precision": parallel.precision}
+    step = TrainStep(model, planner, Mdm(), **how)
+
+    waiting: list[PendingStep] = []
 
     def run(number: int) -> None:
-        step(number)
-        optimizer.step(3e-4)
+        waiting.append(step.begin(number))
+        optimizer.step(3e-4, waiting[-1].is_bad)
         optimizer.zero_grad()
-        ema.update(number + 1)
+        ema.update(number + 1, waiting[-1].is_bad)
+        if len(waiting) > step.reads_late:  # on a GPU the step before, as in a training
+            waiting.pop(0).read()
 
     return run
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import same_numbers
 
@@ -17,3 +21,13 @@ def test_every_difference_is_reported(capsys):
     assert same_numbers.report({"a": old["a"]}, {"a": old["a"]})
     assert not same_numbers.report({"a": {}}, {"a": {}})
     assert not same_numbers.report({"a": {"x": 1}}, {"a": {"x": 1}, "b": {"x": 1}})
+
+
+def test_the_gpus_benchmark_is_refused_without_one():
+    script = Path(__file__).parents[1] / "benchmarks" / "step.py"
+    command = [sys.executable, str(script), "--gpu"]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(script.parents[1])}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert "finds no GPU" in done.stderr
+    assert "Traceback" not in done.stderr

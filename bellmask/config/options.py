@@ -301,14 +301,14 @@ class TrainOptions:
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: bfloat16 on GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
-    """auto (the first there is of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
+    """auto (the first available of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
     float32, one process."""
     deterministic: bool = option(False, affects="speed")
-    """Use torch's deterministic kernels only, so that a run is repeated bit for bit on GPUs too;
-    slower. On CPUs runs are so anyway."""
-    compile: bool = False
+    """Use only torch's deterministic kernels, which are slower, so that a run can be reproduced bit
+    for bit on GPUs. CPU runs can be without it."""
+    compile: bool | None = False
     """Compile the blocks with torch.compile: half a minute at the start, then faster steps
-    (docs/performance.md). On a CPU it needs a C++ compiler."""
+    (docs/performance.md). On a CPU it needs a C++ compiler. None: on GPUs."""
     skip_limit: int = option(10, affects="records", at_least=0)
     """Maximum number of consecutive steps skipped because the loss or gradient is not finite; one
     more ends the run. Skipped batches are listed in skipped.jsonl. 0: the first ends it."""
@@ -369,6 +369,9 @@ class LogOptions:
     """Trackers that also receive the metrics; each needs its own package."""
     project: str = "bellmask"
     """Project name for wandb and trackio."""
+    profile: bool = False
+    """Write what torch's profiler sees of steps 4 to 6 after the start as profile.json into the run
+    folder; Perfetto and chrome://tracing show it."""
 
 
 # Options for large models and several devices: sharding and recomputation.
@@ -388,11 +391,11 @@ class ScaleOptions:
     recompute: Literal["none", "block", "selective"] = "none"
     """Activations recomputed in the backward pass. block: all inside a block. selective: all
     but matrix products and attention."""
-    loss: Literal["auto", "chunked", "torch", "liger"] = "auto"
-    """Kernel of the head's cross-entropy. chunked: built in, any weights and precision. torch:
-    linear_cross_entropy, float32 only. liger: liger-kernel, on GPUs. Rows with different weights
-    (objectives other than bell, fine-tuning) always use chunked. auto: liger on a GPU if it is
-    installed, torch in float32, else chunked."""
+    loss: Literal["auto", "chunked", "compiled", "torch", "liger"] = "auto"
+    """Kernel of the head's cross-entropy. chunked: built in, any weights and precision. compiled:
+    the same, by torch.compile. torch: linear_cross_entropy, float32 only. liger: liger-kernel, on
+    GPUs. Rows with different weights (objectives other than bell, fine-tuning) cannot use the last
+    two. auto: compiled on a GPU where train.compile is on, torch in float32, else chunked."""
     reduce: Literal["float32", "bfloat16"] = "float32"
     """Data type for reducing sharded gradients over processes when training in bfloat16."""
 

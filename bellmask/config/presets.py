@@ -39,7 +39,7 @@ def cpt_gpt2_large() -> RunConfig:
             model="openai-community/gpt2-large", mask_token=10541, anneal_steps=10_000
         ),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2000, curve="cosine", ema=0.0),
-        train=opt.TrainOptions(steps=100_000, batch_size=256),
+        train=opt.TrainOptions(steps=100_000, batch_size=256, compile=None),
         validation=opt.ValidationOptions(blocks=8192, batch_size=16),
     )
 
@@ -54,7 +54,7 @@ def sft_tasks(before: str = "cpt_gpt2_large") -> RunConfig:
         sft=opt.SftOptions(train="tasks", template="plain"),
         start=opt.StartOptions(model=f"runs/{before}", checkpoint="100000"),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
-        train=opt.TrainOptions(steps=10_000, batch_size=128),
+        train=opt.TrainOptions(steps=10_000, batch_size=128, compile=None),
         validation=opt.ValidationOptions(every="1000 steps", batch_size=32, sample_steps=64),
         checkpoint=opt.CheckpointOptions(every="1000 steps", keep_steps=(2000,)),
     )
@@ -82,7 +82,7 @@ def cpt() -> RunConfig:
         data=opt.DataOptions(train="fineweb_edu", block_length=512, valid_fraction=0.001),
         start=opt.StartOptions(model="smollm2", anneal_steps=1000),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
-        train=opt.TrainOptions(steps=20_000, batch_size=128),
+        train=opt.TrainOptions(steps=20_000, batch_size=128, compile=None),
         validation=opt.ValidationOptions(every="1000 steps", batch_size=32),
         checkpoint=opt.CheckpointOptions(every="1000 steps"),
     )
@@ -108,7 +108,7 @@ def sft(before: str = "cpt") -> RunConfig:
         sft=opt.SftOptions(train="sharegpt:hub:shibing624/sharegpt_gpt4"),
         start=opt.StartOptions(model=f"runs/{before}"),
         optim=opt.OptimOptions(lr=1e-4, warmup_steps=200, curve="cosine", ema=0.0),
-        train=opt.TrainOptions(steps=5000, batch_size=64),
+        train=opt.TrainOptions(steps=5000, batch_size=64, compile=None),
         validation=opt.ValidationOptions(every="500 steps", batch_size=32, sample_steps=64),
         checkpoint=opt.CheckpointOptions(every="500 steps"),
     )
@@ -244,7 +244,7 @@ def lm1b() -> RunConfig:
         data=opt.DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
         model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500),
-        train=opt.TrainOptions(steps=1_000_000, batch_size=512),
+        train=opt.TrainOptions(steps=1_000_000, batch_size=512, compile=None),
         validation=opt.ValidationOptions(blocks=0, batch_size=256),
     )
 
@@ -263,7 +263,7 @@ def owt() -> RunConfig:
         data=opt.DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
         model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
-        train=opt.TrainOptions(steps=1_000_000, batch_size=512),
+        train=opt.TrainOptions(steps=1_000_000, batch_size=512, compile=None),
         validation=opt.ValidationOptions(blocks=8192, batch_size=32),
     )
 

@@ -104,24 +104,32 @@ class Problem:
         """The model's sum of cross-entropies, weighted by ``weight_N``; or each row's with
         ``reduce=False``.
         """
-        return self._call(model, device, mask, self.targets_N.to(device), **how)
+        return self._call(model, device, mask, self.targets_N, **how)
 
     def logits(self, model: Model, device: torch.device, mask: Tensor | None = None) -> Tensor:
         """The model's logits [N, V] of the scored rows."""
         return self._call(model, device, mask)
 
+    def map(self, change: Callable[[Tensor], Tensor]) -> Problem:
+        """The same with every tensor changed."""
+        return replace(self, **{k: change(v) for k, v in vars(self).items() if v is not None})
+
     def _call(
         self, model: Model, device: torch.device, mask: Tensor | None, *targets: Tensor, **more: Any
     ) -> Tensor:
         """Masked rows come with their times, ordered ones with their positions."""
+
+        def move(value: Any) -> Any:  # without waiting; a copy from pinned memory runs by itself
+            return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value
+
         if self.positions is None:
-            more["t_B"] = None if self.t_B is None else self.t_B.float().to(device)
+            more["t_B"] = None if self.t_B is None else self.t_B.float()
         else:
             assert self.target_positions is not None
-            more["positions"] = self.positions.to(device)
-            more["target_positions"] = self.target_positions.to(device)
-        more["mask"] = None if mask is None else mask.to(device)
-        return model(self.x_BL.to(device), self.rows_N.to(device), *targets, **more)
+            more |= {"positions": self.positions, "target_positions": self.target_positions}
+        more["mask"] = mask
+        rows = map(move, (self.x_BL, self.rows_N, *targets))
+        return model(*rows, **{name: move(value) for name, value in more.items()})
 
 
 # Paper: Sec. 2.1: AoARM equals MDM, Lemma B.1, Eq. 13

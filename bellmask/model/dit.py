@@ -63,11 +63,27 @@ class _Rotation(torch.autograd.Function):
         return _turn(grad, cos, sin, -1.0), None, None
 
 
-def attend(
-    q_BLHE: Tensor, k_BLHE: Tensor, v_BLHE: Tensor, mask: Tensor | None, is_causal: bool
-) -> Tensor:
-    """Attention output, [B, L, H * E]; queries may be the last ones of more keys."""
+def block_mask(mask: Tensor) -> Any:
+    """A mask [B, 1, L, L] for FlexAttention, which skips blocks of it that hide everything."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    batch, _, num_queries, num_keys = mask.shape
+
+    def is_seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return mask[b, 0, query, key]
+
+    return create_block_mask(is_seen, batch, None, num_queries, num_keys, device=mask.device)
+
+
+def attend(q_BLHE: Tensor, k_BLHE: Tensor, v_BLHE: Tensor, mask: Any, is_causal: bool) -> Tensor:
+    """Attention output, [B, L, H * E]; queries may be the last ones of more keys.
+
+    ``mask``: a tensor, True where seen, or a :func:`block_mask`.
+    """
     q, k, v = (part.transpose(1, 2) for part in (q_BLHE, k_BLHE, v_BLHE))
+    if mask is not None and not isinstance(mask, Tensor):
+        flex = torch.nn.attention.flex_attention.flex_attention
+        return flex(q, k, v, block_mask=mask).transpose(1, 2).flatten(2)
     num_earlier = k.shape[-2] - q.shape[-2]
     if is_causal and (mask is not None or num_earlier):
         past = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device)
@@ -236,8 +252,8 @@ class Block(nn.Module):
     ) -> Tensor:
         """X + gate * attention(norm(x)), then the same with the MLP; [N, D] with ``rows_N``.
 
-        ``is_kept`` is dropout's choice on each of the two branches; ``extend`` puts the keys and
-        values of earlier calls before this one's.
+        ``is_kept`` is dropout's choice on each of the two branches (None: it is made here);
+        ``extend`` puts the keys and values of earlier calls before this one's.
         """
         shift_a, scale_a, gate_a, *for_mlp = self.modulation(condition)
         normed = self.attention_norm(x_BLD, shift_a, scale_a)
@@ -274,7 +290,11 @@ class Block(nn.Module):
             branch = F.linear(inner, gate[:, None] * layer.weight, bias)
         else:
             branch = gate * layer(inner)
-        return x + (branch if is_kept is None else branch * is_kept)
+        if is_kept is not None:
+            branch = branch * is_kept
+        elif self.dropout and self.training:  # on a GPU: inside what is compiled
+            branch = torch.native_dropout(branch, self.dropout, True)[0]
+        return x + branch
 
 
 def gelu(x: Tensor) -> Tensor:

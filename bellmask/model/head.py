@@ -7,6 +7,7 @@ bfloat16.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,9 @@ from bellmask.utils.errors import UserError, look_up
 #   over the chunks, also for bfloat16 weights (FSDP2 gathers them so), and rounded once.
 # - torch: ``F.linear_cross_entropy``, in float32 only (it returns a bfloat16 sum for bfloat16
 #   rows).
-# - liger: liger-kernel's, on a GPU.
+# - compiled: ours, with what is elementwise in it compiled: on a GPU as few passes over the logits
+#   as liger's, and for weighted rows too, so base and bell are compared on one kernel.
+# - liger: liger-kernel's, on a GPU; without weights. It waits for the device once per microbatch.
 #
 # A run picks one (:func:`pick_loss_kernel`); it is the attribute ``loss_kernel`` of its model.
 
@@ -39,6 +42,29 @@ CHUNK_ROWS = 512
 def _zero_sums(like: Tensor) -> Tensor:
     """Where a gradient is added up: float32 or better."""
     return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
+
+
+def _row_errors(
+    logits: Tensor, y_N: Tensor, weight_N: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cross-entropies, and the gradient of the logits: in ``dtype``, and its sum over rows."""
+    logits, y = logits.float(), y_N[:, None]
+    log_sum = torch.logsumexp(logits, dim=1, keepdim=True)
+    ce_N = (log_sum - logits.gather(1, y)).squeeze(1)
+    if torch.compiler.is_compiling():  # fused: no float32 copy of the logits
+        is_target = torch.arange(logits.shape[1], device=logits.device) == y
+        error = (logits - log_sum).exp() - is_target.float()
+        error = error * weight_N[:, None]
+    else:
+        error = logits.sub_(log_sum).exp_()  # softmax, in place
+        error.scatter_add_(1, y, torch.full_like(y, -1, dtype=error.dtype))
+        error.mul_(weight_N[:, None])
+    return ce_N, error.to(dtype), error.sum(0)
+
+
+@functools.cache
+def _compiled_errors() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    return torch.compile(_row_errors)
 
 
 class _WeightedRows(torch.autograd.Function):
@@ -53,21 +79,16 @@ class _WeightedRows(torch.autograd.Function):
         y_N: Tensor,
         weight_N: Tensor,
         dtype: torch.dtype,
+        errors: Callable[..., tuple[Tensor, Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
         h, w = h_ND.to(dtype), w_VD.to(dtype)
         grad_h, grad_w, grad_b = torch.empty_like(h_ND), _zero_sums(w_VD), _zero_sums(b_V)
         ce_N = torch.empty(len(h), dtype=torch.float32, device=h.device)
         for start in range(0, len(h), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
-            logits = F.linear(h[part], w, b_V.to(dtype)).float()
-            log_sum = torch.logsumexp(logits, dim=1, keepdim=True)
-            y = y_N[part, None]
-            ce_N[part] = (log_sum - logits.gather(1, y)).squeeze(1)
-            error = logits.sub_(log_sum).exp_()  # softmax, in place
-            error.scatter_add_(1, y, torch.full_like(y, -1, dtype=error.dtype))
-            error.mul_(weight_N[part, None])
-            grad_b += error.sum(0)
-            error = error.to(dtype)
+            rows = y_N[part], weight_N[part], dtype
+            ce_N[part], error, summed = errors(F.linear(h[part], w, b_V.to(dtype)), *rows)
+            grad_b += summed
             grad_h[part] = error @ w
             if dtype == grad_w.dtype:
                 grad_w.addmm_(error.T, h[part])
@@ -84,7 +105,7 @@ class _WeightedRows(torch.autograd.Function):
         grad_h, grad_w, grad_b = ctx.saved_tensors
         w_type, b_type = ctx.head_types
         grad_w, grad_b = (grad_w * grad_sum).to(w_type), (grad_b * grad_sum).to(b_type)
-        return grad_h * grad_sum, grad_w, grad_b, None, None, None
+        return grad_h * grad_sum, grad_w, grad_b, None, None, None, None
 
 
 def chunked_sum(
@@ -94,11 +115,17 @@ def chunked_sum(
     y_N: Tensor,
     dtype: torch.dtype,
     weight_N: Tensor | None = None,
+    *,
+    is_compiled: bool = False,
 ) -> Tensor:
     """Sum over rows of weight (1 by default) * -log p(y), with matrix products in ``dtype``."""
     if weight_N is None:
         weight_N = torch.ones(len(h_ND), device=h_ND.device)
-    return _WeightedRows.apply(h_ND, w_VD, b_V, y_N, weight_N.float(), dtype)[0]
+    errors = _compiled_errors() if is_compiled else _row_errors
+    return _WeightedRows.apply(h_ND, w_VD, b_V, y_N, weight_N.float(), dtype, errors)[0]
+
+
+compiled_sum = functools.partial(chunked_sum, is_compiled=True)
 
 
 def torch_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
@@ -126,18 +153,26 @@ def liger_sum(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch
     return _import_liger()(h_ND.to(dtype), w_VD, y_N, **options)
 
 
-KERNELS = {"chunked": chunked_sum, "torch": torch_sum, "liger": liger_sum}
+KERNELS: dict[str, Callable[..., Tensor]] = {
+    "chunked": chunked_sum,
+    "compiled": compiled_sum,
+    "torch": torch_sum,
+    "liger": liger_sum,
+}
+TAKE_WEIGHTS = ("chunked", "compiled")
 
 
-def pick_loss_kernel(option: str, device: torch.device, precision: torch.dtype) -> str:
+def pick_loss_kernel(
+    option: str, device: torch.device, precision: torch.dtype, *, is_compiled: bool = False
+) -> str:
     """The kernel that ``--scale.loss`` names, or for ``auto`` the one that suits the device.
 
-    ``precision`` is the type of matrix products. An unsupported kernel is rejected now, not at the
-    first step.
+    ``precision`` is the type of matrix products; ``is_compiled``: the blocks are compiled. An
+    unsupported kernel is rejected now, not at the first step.
     """
     if option == "auto":
-        if device.type == "cuda" and _why_no_liger() is None:
-            return "liger"
+        if device.type == "cuda" and is_compiled:
+            return "compiled"
         is_plain = precision == torch.float32 and device.type != "mps"
         return "torch" if is_plain else "chunked"
     look_up("scale.loss", option, {"auto": None, **KERNELS})
@@ -216,8 +251,7 @@ def predict(
     targets' place makes of the logits of each ``CHUNK_ROWS`` rows, joined.
 
     The sum is float32; zero, with a working backward, for no rows. ``kernel``: which of ``KERNELS``
-    sums unweighted rows; weighted rows always use the chunked kernel, because the others do not
-    support weights.
+    sums the rows; weighted ones are always summed by our own, as the others take no weights.
     """
     dtype = compute_dtype(w_VD)
     if y_N is None:
@@ -228,5 +262,6 @@ def predict(
     if not reduce:
         return _each_row(h_ND, w_VD, b_V, y_N, dtype)
     if weight_N is not None:
-        return chunked_sum(h_ND, w_VD, b_V, y_N, dtype, weight_N)
+        kernel = kernel if kernel in TAKE_WEIGHTS else "chunked"
+        return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype, weight_N)
     return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype)

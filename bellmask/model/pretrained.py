@@ -50,6 +50,8 @@ class PretrainedDenoiser(nn.Module):
     time_embedding = None
     loss_kernel = "torch"
     reads_chunks = True
+    uses_flex_attention = False
+    """Its blocks are those of transformers."""
 
     def __init__(
         self, language_model: Any, mask_id: int, *, is_causal: bool = False, local_conv: int = 0

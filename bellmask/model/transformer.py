@@ -26,16 +26,14 @@ from bellmask.model import dit
 from bellmask.model.attention import KeyValues
 from bellmask.model.head import predict
 
-# Dropout with randomness drawn outside the blocks, which is also cheap on CPUs.
+# Dropout with randomness drawn outside the blocks, which is cheap on CPUs.
 #
 # ``F.dropout`` draws one number at a time from a serial generator there: an eighth of a training
 # step at width 128. Here 16 bits decide an element, and a vectorized generator makes them.
 
 
-def draw_kept(shape: torch.Size | tuple[int, ...], rate: float, device: torch.device) -> Tensor:
-    """Which elements stay (bool), decided by torch's generator of the device."""
-    if device.type != "cpu":
-        return torch.rand(shape, device=device) >= round(rate * dit.LEVELS) / dit.LEVELS
+def draw_kept(shape: torch.Size | tuple[int, ...], rate: float) -> Tensor:
+    """Which elements stay (bool), decided by torch's generator."""
     size = torch.Size(shape)
     seed = int(torch.randint(2**62, ()))
     bits = np.random.SFC64(seed).random_raw(-(-size.numel() // 4)).view(np.uint16)
@@ -101,6 +99,9 @@ class Denoiser(nn.Module):
     """Sums unweighted cross-entropies (:data:`bellmask.model.head.KERNELS`)."""
     reads_chunks = True
     """``targets_N`` may be a function of logits."""
+    uses_flex_attention = False
+    """Attention skips the parts that an [L, L] mask hides. Its backward pass needs a GPU, and only
+    compiled blocks make it fast."""
 
     @property
     def uses_time(self) -> bool:
@@ -164,11 +165,13 @@ class Denoiser(nn.Module):
         if self.local_conv is not None:
             earlier = None if cache is None else cache.nearby(h_BLD, self.local_conv.num_left)
             h_BLD = self.local_conv(h_BLD, mask, earlier)
+        if self.uses_flex_attention and mask is not None and cache is None and mask.shape[2] > 1:
+            mask = dit.block_mask(mask)
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
             is_late = 2 * number > len(self.blocks)
-            kept = self._draw_kept(shape, h_BLD)
+            kept = self._draw_kept(shape, h_BLD.device)
             extend = None if cache is None else partial(cache.extend, number - 1)
             h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept, extend)
         vectors = self.final_modulation(condition)
@@ -188,11 +191,11 @@ class Denoiser(nn.Module):
         maps = (positions, target_positions)
         return early, dit.rotary_table([maps[which] for which in self.second_half], self.head_size)
 
-    def _draw_kept(self, shape: Sequence[int], like: Tensor) -> list[Tensor | None]:
-        """Dropout's choice for the two branches of a block."""
-        if not (self.dropout and self.training):
+    def _draw_kept(self, shape: Sequence[int], device: torch.device) -> list[Tensor | None]:
+        """Dropout's choice for the two branches of a block; a GPU's blocks make it themselves."""
+        if not (self.dropout and self.training) or device.type != "cpu":
             return [None, None]
-        return [draw_kept(tuple(shape), self.dropout, like.device) for _ in range(2)]
+        return [draw_kept(tuple(shape), self.dropout) for _ in range(2)]
 
 
 def hash_weights(model: nn.Module) -> str:

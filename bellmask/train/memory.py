@@ -166,9 +166,7 @@ def plan_network(
                 network.language_model.tie_weights()  # type: ignore[operator, union-attr]
     network.loss_kernel = "chunked"
     if dropout and not is_real:  # as on GPUs: a CPU's generator would give numbers
-        network._draw_kept = lambda shape, like: [  # type: ignore[method-assign, assignment]
-            torch.rand(tuple(shape)) >= dropout for _ in range(2)
-        ]
+        network._draw_kept = lambda *_: [None, None]  # type: ignore[method-assign, assignment]
     recompute_blocks(network.block_modules(), config.scale.recompute)
     loss = (masked_share(config), not build_objective(config).is_unweighted)
     return PlannedNetwork(config, network, num_tokens, start.notes, *loss, mode)
@@ -387,6 +385,16 @@ def trace_cost(
     sizes = (1, 2) if sizes[0] == sizes[1] else sizes
     low, high = (trace_microbatch(planned, n, precision, is_sharded=is_sharded) for n in sizes)
     return MicrobatchCost(sizes, (low, high))
+
+
+def flops_per_token(start: Start, tokenizer: Tokenizer, precision: torch.dtype) -> float:
+    """Operations of training on one token; what is repeated to save memory is not counted."""
+    config = replace(start.config, scale=replace(start.config.scale, recompute="none"))
+    start = replace(start, config=config, backbone=start.backbone_for(tokenizer))
+    planned = plan_network(config, known=(start, tokenizer.num_tokens))
+    size = -(-TRACED_ROWS // scored_rows(planned, 1))
+    traced = trace_microbatch(planned, size, str(precision).removeprefix("torch."))
+    return traced.flops / (size * config.data.block_length)
 
 
 # The update

@@ -12,8 +12,11 @@ import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from rich.console import Console
+from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bellmask.config.config import RunConfig
@@ -37,10 +40,9 @@ class Window:
     num_skipped: int = 0
     seconds: float = 0.0
 
-    def add(self, result: StepResult, seconds: float) -> None:
-        """Take in one step; of one without update only how long it took."""
+    def add(self, result: StepResult) -> None:
+        """Take in one step; of one without update only that there was one."""
         self.steps += 1
-        self.seconds += seconds
         if not result.is_finite:
             self.num_skipped += 1
             return
@@ -52,7 +54,7 @@ class Window:
         self.num_masked += result.num_masked
         self.num_maskable += result.num_maskable
 
-    def means(self) -> dict[str, float | None]:
+    def means(self) -> dict[str, Any]:
         """One line's values: means over steps with an update; None where there was none."""
         updates = self.steps - self.num_skipped
         return {
@@ -65,6 +67,32 @@ class Window:
             "masked_share": self.num_masked / max(1, self.num_maskable),
             "tokens_per_second": self.num_maskable / max(self.seconds, 1e-9),
         }
+
+
+def device_use(
+    device: torch.device, tokens_per_second: float, full_speed: float | None
+) -> dict[str, float]:
+    """Of a GPU: model FLOPs utilization, and the most memory that tensors have taken, in bytes.
+
+    ``full_speed``: tokens per second at its data sheet's peak; None: not known.
+    """
+    if device.type != "cuda":
+        return {}
+    share = {} if full_speed is None else {"mfu": tokens_per_second / full_speed}
+    return {**share, "peak_memory": torch.cuda.max_memory_allocated(device)}
+
+
+@contextlib.contextmanager
+def profiling(path: Path | None) -> Iterator[Callable[[], object]]:
+    """To be called after each step; steps 4 to 6 are traced into the file. None: nothing is."""
+    if path is None:
+        yield lambda: None
+        return
+    with torch.profiler.profile(
+        schedule=torch.profiler.schedule(wait=2, warmup=1, active=3, repeat=1),
+        on_trace_ready=lambda found: found.export_chrome_trace(str(path)),
+    ) as profiler:
+        yield profiler.step
 
 
 # Trackers: somewhere else that metrics go. Each is open within its block.
@@ -148,20 +176,25 @@ class Display:
         self._task = self.progress.add_task("training", total=total, note="")
         self._nll, self._total = "", total
 
-    def advance(self, step: int, loss: float, tokens_per_second: float) -> None:
-        """Move the bar."""
-        note = self._note(loss, tokens_per_second)
+    def advance(self, step: int, loss: float, speed: Mapping[str, float]) -> None:
+        """Move the bar. ``speed``: tokens per second, and :func:`device_use`."""
+        note = self._note(loss, speed)
         self.progress.update(self._task, completed=step, note=note)
 
-    def logged(self, step: int, means: Mapping[str, float | None]) -> None:
+    def logged(self, step: int, means: Mapping[str, Any]) -> None:
         """Where there is no bar: the means of the steps since the last such line."""
         if not self.console.is_terminal:
-            note = self._note(means["loss"], means["tokens_per_second"] or 0.0)
+            note = self._note(means["loss"], means)
             self.say(f"step {step:>7} of {self._total}  {note}")
 
-    def _note(self, loss: float | None, tokens_per_second: float) -> str:
-        told = "no update" if loss is None else f"loss {loss:.3f}"
-        return "  ".join(filter(None, (told, self._nll, f"{tokens_per_second:,.0f} tokens/s")))
+    def _note(self, loss: float | None, speed: Mapping[str, Any]) -> str:
+        told = ["no update" if loss is None else f"loss {loss:.3f}", self._nll]
+        told.append(f"{speed['tokens_per_second']:,.0f} tokens/s")
+        if "mfu" in speed:
+            told.append(f"{speed['mfu']:.0%} MFU")
+        if "peak_memory" in speed:
+            told.append(decimal(int(speed["peak_memory"])))
+        return "  ".join(filter(None, told))
 
     def validated(self, step: int, nll: float, error: float, text: str) -> None:
         """``text``: on how many blocks of what."""

@@ -54,6 +54,9 @@ class Muon(torch.optim.Optimizer):
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
 
+    found_inf: Tensor | None = None
+    """As AdamW has it: not 0, on the device, where there must be no update."""
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """One update of every matrix that has a gradient."""
@@ -68,7 +71,7 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(parameter)
         gradient, average = parameter.grad, state["momentum_buffer"]
         assert gradient is not None
-        average.lerp_(gradient, 1 - group["momentum"])
+        self._assign(average, average.lerp(gradient, 1 - group["momentum"]))
         lookahead = full_tensor(gradient.lerp(average, group["momentum"]))  # Nesterov
         dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
         update = orthogonalize(lookahead, dtype).to(parameter.dtype)
@@ -76,7 +79,14 @@ class Muon(torch.optim.Optimizer):
             mesh, placements = parameter.device_mesh, parameter.placements
             update = distribute_tensor(update, mesh, placements, src_data_rank=None)
         rate = group["lr"] * 0.2 * math.sqrt(max(parameter.shape))
-        parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+        shrunk = parameter * (1 - group["lr"] * group["weight_decay"])
+        self._assign(parameter, shrunk.add_(update, alpha=-rate))
+
+    def _assign(self, target: Tensor, value: Tensor) -> None:
+        target, value = local_tensor(target), local_tensor(value)
+        if self.found_inf is not None:
+            value = torch.where(self.found_inf > 0, target, value)
+        target.copy_(value)
 
 
 def is_hidden_matrix(name: str, parameter: Tensor) -> bool:
@@ -128,9 +138,10 @@ class Optimizer:
             muon = Muon(for_muon, options.lr, options.momentum, options.weight_decay)
             self.parts.append(muon)
 
-    def step(self, lr: float) -> None:
-        """One update at a learning rate."""
+    def step(self, lr: float, is_bad: Tensor | None = None) -> None:
+        """One update at a learning rate; none where ``is_bad``, which is not read on the host."""
         for part in self.parts:
+            part.found_inf = None if is_bad is None else is_bad.float()  # type: ignore[attr-defined]
             for group in part.param_groups:
                 group["lr"] = lr
             part.step()
@@ -164,10 +175,19 @@ class Ema:
         self.shadow = {name: p.detach().clone() for name, p in self.named.items()}
 
     @torch.no_grad()
-    def update(self, num_updates: int) -> None:
-        """Move toward the current weights after update number ``num_updates`` (from 1)."""
+    def update(self, num_updates: int, is_bad: Tensor | None = None) -> None:
+        """Move toward the current weights after update number ``num_updates`` (from 1).
+
+        Not where ``is_bad``, which is not read on the host.
+        """
         decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
-        torch._foreach_lerp_(list(self.shadow.values()), list(self.named.values()), 1 - decay)
+        if is_bad is None:
+            torch._foreach_lerp_(list(self.shadow.values()), list(self.named.values()), 1 - decay)
+            return
+        averages = [local_tensor(average) for average in self.shadow.values()]
+        steps = torch._foreach_sub([local_tensor(p) for p in self.named.values()], averages)
+        torch._foreach_mul_(steps, torch.where(is_bad, 0.0, 1 - decay))
+        torch._foreach_add_(averages, steps)
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

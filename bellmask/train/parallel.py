@@ -28,7 +28,7 @@ from torch.utils.checkpoint import (
 
 from bellmask.config.config import RunConfig
 from bellmask.config.options import ScaleOptions
-from bellmask.model.head import pick_loss_kernel
+from bellmask.model.head import TAKE_WEIGHTS, pick_loss_kernel
 from bellmask.storage.build import Network
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.planning import split_batch
@@ -212,12 +212,17 @@ def plan_parallel(
     ``layout`` and ``microbatch``: those that the memory estimate has chosen.
     """
     scale = config.scale
-    if config.train.compile:
+    is_compiled = config.train.compile
+    if is_compiled is None:
+        is_compiled = world.device.type == "cuda"
+    if is_compiled:
         check_compiler(world.device)
     precision = pick_precision(config.train.precision, world.device)
-    kernel = pick_loss_kernel(scale.loss, world.device, precision)
+    kernel = pick_loss_kernel(scale.loss, world.device, precision, is_compiled=is_compiled)
     # rows that count differently are for our own kernel
     is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
+    if (is_weighted or config.sft.train is not None) and kernel not in TAKE_WEIGHTS:
+        kernel = "chunked"
     layout, notes = layout or pick_layout(scale, world), []
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
@@ -229,8 +234,8 @@ def plan_parallel(
         precision,
         getattr(torch, scale.reduce),
         scale.recompute,
-        config.train.compile,
-        "chunked" if is_weighted or config.sft.train is not None else kernel,
+        is_compiled,
+        kernel,
         saves_in_background(config.checkpoint.saving, world),
         microbatch or split_batch(config.train, world.size),
         tuple(notes),
@@ -252,6 +257,7 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
     if plan.is_compiled:
         for block in blocks:
             block.compile()
+        model.uses_flex_attention = device.type == "cuda"
     if not plan.layout.is_sharded:
         return model.to(device)
     shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)

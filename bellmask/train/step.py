@@ -9,39 +9,62 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bellmask.diffusion.frameworks import Framework, Mdm
+from bellmask.diffusion.frameworks import Framework, Mdm, Problem
 from bellmask.train.parallel import full_tensor, gradient_sync, local_tensor, replicate
 from bellmask.train.planning import Microbatch, StepPlan, StepPlanner
 from bellmask.utils.distributed import autocast
 from bellmask.utils.rng import stream_key, torch_seed
 
+T = TypeVar("T")
+
 
 # Paper: Eq. 6
-def microbatch_loss(
-    model: nn.Module, batch: Microbatch, framework: Framework, mask_id: int, device: torch.device
-) -> tuple[Tensor, int, float]:
-    """(sum of w(t) * cross-entropy over scored rows, number of them, largest weight)."""
-    x0_BL, u_BL, context_B = batch.x0_BL, batch.u_BL, batch.context_B
-    where: dict[str, Any] = {"mask_id": mask_id, "is_real_BL": batch.is_maskable_BL}
-    if context_B is not None:
-        problem = framework.given(x0_BL, context_B, u_BL, **where)
-    elif isinstance(framework, Mdm):
-        problem = framework.training(x0_BL, batch.t_B, u_BL, **where)
-    else:
-        problem = framework.every_context(x0_BL, u_BL, **where)
-    rows_N, weight_N, largest = problem.rows_N, None, 1.0
-    if batch.weight_B is not None:
-        weight_N = batch.weight_B[rows_N // x0_BL.shape[1]].float()
-        largest = float(weight_N.max()) if len(rows_N) else 0.0
-        weight_N = weight_N.to(device)
-    mask = None if framework.is_causal else batch.attention_mask()
-    return problem.ask(model, device, mask=mask, weight_N=weight_N), len(rows_N), largest
+@dataclass(frozen=True)
+class Pass:
+    """A microbatch, ready for a forward pass."""
+
+    first: int
+    """Where it stands in the global batch: what its dropout noise is keyed by."""
+    problem: Problem
+    mask: Tensor | None
+    weight_N: Tensor | None
+    largest_weight: float
+
+    @staticmethod
+    def of(batch: Microbatch, framework: Framework, mask_id: int) -> Pass:
+        """Mask the tokens, find the scored rows and their weights."""
+        x0_BL, u_BL, context_B = batch.x0_BL, batch.u_BL, batch.context_B
+        where: dict[str, Any] = {"mask_id": mask_id, "is_real_BL": batch.is_maskable_BL}
+        if context_B is not None:
+            problem = framework.given(x0_BL, context_B, u_BL, **where)
+        elif isinstance(framework, Mdm):
+            problem = framework.training(x0_BL, batch.t_B, u_BL, **where)
+        else:
+            problem = framework.every_context(x0_BL, u_BL, **where)
+        if problem.t_B is not None:
+            problem = replace(problem, t_B=problem.t_B.float())
+        rows_N, weight_N, largest = problem.rows_N, None, 1.0
+        if batch.weight_B is not None:
+            weight_N = batch.weight_B[rows_N // x0_BL.shape[1]].float()
+            largest = float(weight_N.max()) if len(rows_N) else 0.0
+        mask = None if framework.is_causal else batch.attention_mask()
+        return Pass(batch.first, problem, mask, weight_N, largest)
+
+    def pinned(self) -> Pass:
+        """In memory that a GPU can read by itself."""
+        mask, weight = (x if x is None else x.pin_memory() for x in (self.mask, self.weight_N))
+        problem = self.problem.map(Tensor.pin_memory)
+        return replace(self, problem=problem, mask=mask, weight_N=weight)
+
+    def loss(self, model: nn.Module, device: torch.device) -> Tensor:
+        """Sum of w(t) * cross-entropy over scored rows."""
+        return self.problem.ask(model, device, mask=self.mask, weight_N=self.weight_N)
 
 
 @dataclass(frozen=True)
@@ -55,11 +78,25 @@ class StepResult:
     num_masked: int
     num_maskable: int
     largest_weight: float
+    wants_stop: bool = False
+    """Some process is to stop."""
 
     @property
     def is_finite(self) -> bool:
         """False where an update would spoil the weights."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that the device may still be working on."""
+
+    step: int
+    num_maskable: int
+    is_bad: Tensor | None
+    """True, on the device, where an update would spoil the weights; None: :meth:`read` first."""
+    read: Callable[[], StepResult]
+    """Waits for the device."""
 
 
 class TrainStep:
@@ -80,64 +117,94 @@ class TrainStep:
         self.world = planner.world
         self.replica = replicate(model, self.world)
         self._has_buckets = self.replica is model or self.world.size == 2
+        self.reads_late = self.world.device.type != "cpu"
+        """The host runs a step ahead of the device, and never waits for the step it begins."""
         # on a CPU another thread would only compete for cores
-        self.plan = planner if self.world.device.type == "cpu" else Prefetch(planner)
+        self.plan = Prefetch(self._prepare) if self.reads_late else self._prepare
+        self.wants_stop: Callable[[], bool] = lambda: False
+        """Of this process; in the result that all processes read."""
+
+    def _prepare(self, step: int) -> tuple[StepPlan, list[Pass]]:
+        """All that can be made without the network, in memory that the device reads by itself."""
+        plan, device = self.planner(step), self.world.device
+        passes = [Pass.of(m, self.framework, self.mask_id) for m in plan.microbatches]
+        if device.type == "cuda":
+            with torch.cuda.device(device):  # a thread begins with the first one
+                passes = [each.pinned() for each in passes]
+        return plan, passes
 
     def __call__(self, step: int) -> StepResult:
         """Leave the step's clipped gradient in the parameters; measure the loss."""
-        plan, device = self.plan(step), self.world.device
-        if not self._has_buckets:
-            self._build_buckets(step, plan.microbatches[0])
-        # DDP and FSDP2 average over processes, and what is wanted is the sum
-        to_backward = plan.scale * self.world.size
-        total = torch.zeros((), dtype=torch.float64, device=device)  # read once: no wait in between
-        num_masked, largest = 0, 0.0
-        for number, batch in enumerate(plan.microbatches, start=1):
-            with gradient_sync(self.replica, number == len(plan.microbatches)):
-                loss_sum, count, weight = self._forward(step, batch)
-                (loss_sum * to_backward).backward()
-            total += loss_sum.detach()
-            num_masked += count
-            largest = max(largest, weight)
-        sums = torch.stack([total, torch.full_like(total, num_masked)])
-        sums = self.world.all_reduce_sum(sums).cpu()
-        largest = self.world.all_reduce_max(largest)
-        norm = self._clip_gradient()
-        return StepResult(
-            float(sums[0]) * plan.scale,
-            norm,
-            0 < self.clip < norm,
-            int(sums[1]),
-            plan.num_maskable,
-            largest,
-        )
+        return self.begin(step).read()
 
-    def _build_buckets(self, step: int, batch: Microbatch) -> None:
+    def begin(self, step: int) -> PendingStep:
+        """The same without waiting for what is measured."""
+        (plan, passes), world = self.plan(step), self.world
+        if not self._has_buckets:
+            self._build_buckets(step, passes[0])
+        # DDP and FSDP2 average over processes, and what is wanted is the sum
+        to_backward = plan.scale * world.size
+        # loss, masked tokens, processes that want to stop, then each process's largest weight
+        sums = torch.zeros(3 + world.size, dtype=torch.float64, device=world.device)
+        for number, each in enumerate(passes, start=1):
+            with gradient_sync(self.replica, number == len(passes)):
+                loss_sum = self._forward(step, each)
+                (loss_sum * to_backward).backward()
+            sums[0] += loss_sum.detach()
+        sums[1] = sum(len(each.problem.rows_N) for each in passes)
+        sums[2] = self.wants_stop()
+        sums[3 + world.rank] = max(each.largest_weight for each in passes)
+        sums, norm = world.all_reduce_sum(sums), self._clip_gradient()
+        numbers = torch.cat([norm.double()[None], sums])
+        is_bad, event = None, None
+        if self.reads_late:
+            is_bad = ~numbers[:2].isfinite().all()
+            numbers = numbers.to("cpu", non_blocking=True)
+        if world.device.type == "cuda":
+            event = torch.cuda.Event()
+            event.record()
+
+        def read() -> StepResult:
+            if event is not None:
+                event.synchronize()
+            norm, loss, num_masked, num_stopping, *largest = numbers.tolist()
+            return StepResult(
+                loss * plan.scale,
+                norm,
+                0 < self.clip < norm,
+                int(num_masked),
+                plan.num_maskable,
+                max(largest),
+                num_stopping > 0,
+            )
+
+        return PendingStep(step, plan.num_maskable, is_bad, read)
+
+    def _build_buckets(self, step: int, first: Pass) -> None:
         """A pass whose gradient is dropped, before the first step of a process.
 
         DDP groups gradients anew after its first backward pass, in the order they came. With more
         than two processes the groups decide in which order numbers are added up: without this the
         first step after a resume would be rounded otherwise than in a run that was not stopped.
         """
-        self._forward(step, batch)[0].backward()
+        self._forward(step, first).backward()
         self.model.zero_grad()
         self._has_buckets = True
 
-    def _clip_gradient(self) -> float:
+    def _clip_gradient(self) -> Tensor:
         """The gradient's norm over all processes, before it is clipped."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))  # type: ignore[misc]
-        value = float(norm)  # read once: a GPU is waited for
-        if 0 < self.clip < value:
+        # who knows the norm already saves a pass over a gradient that is short enough
+        if self.clip and (self.reads_late or self.clip < float(norm)):
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-        return value
+        return norm
 
-    def _forward(self, step: int, batch: Microbatch) -> tuple[Tensor, int, float]:
-        key = stream_key(self.planner.options.seed, "dropout", step, batch.first)
+    def _forward(self, step: int, each: Pass) -> Tensor:
+        key = stream_key(self.planner.options.seed, "dropout", step, each.first)
         torch.manual_seed(torch_seed(key))
-        device = self.world.device
-        with autocast(device, self.precision):
-            return microbatch_loss(self.replica, batch, self.framework, self.mask_id, device)
+        with autocast(self.world.device, self.precision):
+            return each.loss(self.replica, self.world.device)
 
     def first_bad(self) -> str:
         """The first weight or gradient that is not finite, in words; empty when all are."""
@@ -149,18 +216,18 @@ class TrainStep:
         return ""
 
 
-class Prefetch:
+class Prefetch(Generic[T]):
     """A planner whose next plan is made in a thread, where steps come in order.
 
     Plans are functions of the step alone, so preparing early changes nothing but the time.
     """
 
-    def __init__(self, make: Callable[[int], StepPlan]) -> None:
+    def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._next: tuple[int, Future[StepPlan]] | None = None
+        self._next: tuple[int, Future[T]] | None = None
 
-    def __call__(self, step: int) -> StepPlan:
+    def __call__(self, step: int) -> T:
         """``make(step)``; begins with ``make(step + 1)`` before it returns."""
         is_ready = self._next is not None and self._next[0] == step
         made = self._next[1].result() if is_ready and self._next else self._make(step)

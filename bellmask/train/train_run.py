@@ -33,10 +33,17 @@ from bellmask.train.metrics import TRACKERS, Display, Window, find_trackers
 from bellmask.train.parallel import ParallelPlan, is_sharded, parallelize, plan_parallel
 from bellmask.train.planning import StepPlanner
 from bellmask.train.setup import Start, open_start
-from bellmask.train.step import TrainStep, microbatch_loss
+from bellmask.train.step import Pass, TrainStep
 from bellmask.train.trainer import Action, Trainer, TrainState
 from bellmask.utils.console import announced, plural
-from bellmask.utils.distributed import World, autocast, deterministic, fork_rng, open_world
+from bellmask.utils.distributed import (
+    World,
+    autocast,
+    deterministic,
+    find_device,
+    fork_rng,
+    open_world,
+)
 from bellmask.utils.errors import SavingError, TrainingError, UserError, look_up
 from bellmask.utils.files import is_number, write_text
 
@@ -183,7 +190,7 @@ class _Training:
             try:
                 for batch in self._planner(size)(0).microbatches[:2]:
                     with autocast(device, self.plan.precision):
-                        loss = microbatch_loss(model, batch, self.framework, mask_id, device)[0]
+                        loss = Pass.of(batch, self.framework, mask_id).loss(model, device)
                     loss.backward()
             finally:
                 model.zero_grad()
@@ -199,6 +206,7 @@ class _Training:
             load_tensors(checkpoint, state.tensors(), world, is_intact=True)
             state.restore(read_state(checkpoint))
         self._introduce(checkpoint)
+        self.trainer.full_speed = self._full_speed()
         with contextlib.ExitStack() as stack:
             for name in self.config.log.trackers if world.is_main else ():
                 tracker = TRACKERS[name](self.config, self.folder, self.run_id, state.step)
@@ -219,6 +227,19 @@ class _Training:
             else:
                 self._mark_end(lambda: self.marks.stopped(state.step, stopped_by))
         return TrainResult(self.folder, state.step, state.nll, stopped_by, self._validated_on)
+
+    def _full_speed(self) -> float | None:
+        """Tokens per second at the data sheet's peak of all GPUs, if there is one for them."""
+        world, dtype = self.world, self.plan.precision
+        if world.device.type != "cuda" or not world.is_main:
+            return None
+        with contextlib.suppress(UserError):  # a causal LM that cannot be traced
+            if found := find_device(torch.cuda.get_device_name(world.device)):
+                from bellmask.train.memory import flops_per_token  # traces: not needed on a CPU
+
+                peak = found.peak(str(dtype).removeprefix("torch.")) * world.size
+                return peak / flops_per_token(self.start, self.tokenizer, dtype)
+        return None
 
     def _mark_end(self, mark: Callable[[], None]) -> None:
         """Everything is saved, so a mark that cannot be written is only a warning."""

@@ -23,10 +23,10 @@ from bellmask.config.config import RunConfig
 from bellmask.config.options import Interval, OptimOptions, RunProgress
 from bellmask.storage.checkpoint import Saver
 from bellmask.storage.run_folder import MetricsFile
-from bellmask.train.metrics import Display, Tracker, Window
+from bellmask.train.metrics import Display, Tracker, Window, device_use, profiling
 from bellmask.train.optim import Ema, Optimizer, learning_rate
 from bellmask.train.parallel import reshard
-from bellmask.train.step import StepResult, TrainStep
+from bellmask.train.step import PendingStep, StepResult, TrainStep
 from bellmask.utils.errors import SavingError, TrainingError
 
 
@@ -121,8 +121,13 @@ class Trainer:
         self.metrics = MetricsFile(folder / "metrics.jsonl")
         self.skipped = MetricsFile(folder / "skipped.jsonl")
         self.trackers: list[Tracker] = []
+        self.full_speed: float | None = None
+        """Tokens per second at the peak of the devices' data sheet; None: not known."""
         self._signal: int | None = None
         self._problem = ""
+        self._pending: PendingStep | None = None
+        self._is_stopping = False
+        step.wants_stop = self._wants_stop
 
     @property
     def is_done(self) -> bool:
@@ -132,13 +137,17 @@ class Trainer:
     def fit(self) -> int | None:
         """Train; return the signal that ended it early, or None when all steps are done."""
         self.state.model.train()
-        with self._catching_signals():
+        is_profiled = self.config.log.profile and self.world.is_main
+        profile = self.metrics.path.with_name("profile.json") if is_profiled else None
+        with self._catching_signals(), profiling(profile) as traced:
             while not self.is_done:
                 before = self.state.progress
                 self._update()
-                has_failed = self.saver.has_failed or bool(self._problem)
-                is_stopped = self.world.any(self._signal is not None or has_failed)
+                traced()
+                # several processes agree on it in the step's own sums
+                is_stopped = self._wants_stop() if self.world.size == 1 else self._is_stopping
                 if is_stopped:
+                    self._finish()
                     self._raise_problem()
                 self._act(before, is_stopped)
                 if is_stopped and not self.is_done:
@@ -147,44 +156,82 @@ class Trainer:
             self.saver.wait()
         return None
 
+    def _wants_stop(self) -> bool:
+        return self._signal is not None or self.saver.has_failed or bool(self._problem)
+
     def _update(self) -> None:
+        """One step.
+
+        Where the host runs ahead of the device, what a step measured is read a step later, and the
+        device itself skips the update.
+        """
         state, started = self.state, time.perf_counter()
-        result = self.step(state.step)
+        pending = self.step.begin(state.step)
         lr = learning_rate(self.config.optim, state.step, self.config.train.steps)
-        if result.is_finite:
-            state.optimizer.step(lr)
-            state.skipped = 0
-        else:
-            self._skip(result)
+        result = None if self.step.reads_late else self._read(pending)
+        if result is None or result.is_finite:
+            state.optimizer.step(lr, pending.is_bad)
         state.optimizer.zero_grad()
         state.step += 1
-        if state.ema and result.is_finite:
-            state.ema.update(state.step)
-        seconds = time.perf_counter() - started
-        state.tokens += result.num_maskable
-        state.seconds += seconds
+        if state.ema and (result is None or result.is_finite):
+            state.ema.update(state.step, pending.is_bad)
+        if result is None:
+            before, self._pending = self._pending, pending
+            result = None if before is None else self._read(before)
+        state.tokens += pending.num_maskable
         state.nll = None
-        state.window.add(result, seconds)
-        self.display.advance(state.step, result.loss, result.num_maskable / seconds)
+        seconds = self._spent(started)
+        if result is not None:
+            self.display.advance(
+                state.step, result.loss, self._speed(pending.num_maskable / seconds)
+            )
         if state.step % self.config.log.every == 0 or self.is_done:
+            self._finish()
             means = state.window.means()
+            means |= self._speed(means["tokens_per_second"])
             self.record("train", {**means, "lr": lr})
             self.display.logged(state.step, means)
             state.window = Window()
 
-    def _skip(self, result: StepResult) -> None:
+    def _speed(self, tokens_per_second: float) -> dict[str, float]:
+        use = device_use(self.world.device, tokens_per_second, self.full_speed)
+        return {"tokens_per_second": tokens_per_second, **use}
+
+    def _spent(self, started: float) -> float:
+        seconds = time.perf_counter() - started
+        self.state.seconds += seconds
+        self.state.window.seconds += seconds
+        return seconds
+
+    def _finish(self) -> None:
+        """Read the last step too, before anything depends on it."""
+        pending, started, self._pending = self._pending, time.perf_counter(), None
+        if pending is not None:
+            self._read(pending)
+            self._spent(started)
+
+    def _read(self, pending: PendingStep) -> StepResult:
+        """Take in what a step measured; write it down if it made no update."""
+        result = pending.read()
+        self._is_stopping = result.wants_stop
+        self.state.window.add(result)
+        self.state.skipped = 0 if result.is_finite else self.state.skipped + 1
+        if not result.is_finite:
+            self._skip(result, pending.step)
+        return result
+
+    def _skip(self, result: StepResult, number: int) -> None:
         """Write down a batch whose gradient is not finite; TrainingError after too many in a row.
 
         Step numbers count from 1, as everywhere in a run folder.
         """
-        state, step, limit = self.state, self.state.step + 1, self.config.train.skip_limit
+        state, step, limit = self.state, number + 1, self.config.train.skip_limit
         bad = self.world.any_rank(self.step.first_bad())
-        state.skipped += 1
         if self.world.is_main:
             planner = self.step.planner
             found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}
-            rows = planner.batches.rows(state.step).tolist()
-            times = planner.times(state.step).tolist()
+            rows = planner.batches.rows(number).tolist()
+            times = planner.times(number).tolist()
             with self.writing():
                 self.skipped.write(
                     {"kind": "skipped", "step": step, **found, "rows": rows, "times": times}
@@ -209,6 +256,7 @@ class Trainer:
                 is_due = self.world.agree(is_due)
             is_due |= self.is_done and (interval.amount > 0 or action.is_save)
             if is_due or (is_stopped and action.is_save):
+                self._finish()
                 action.run()
                 self._raise_problem()
 

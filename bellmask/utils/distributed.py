@@ -277,3 +277,72 @@ def check_compiler(device: torch.device) -> None:
             f"train.compile needs a C++ compiler, but {compiler} was not found; install it, or set "
             "the environment variable CXX to another one"
         )
+
+
+# Data sheets of devices
+#
+# Peaks are dense (no sparsity), as the makers publish them: bfloat16 with float32 sums on matrix
+# units, float32 without TF32, which is torch's default. The link is half of the published NVLink
+# (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per device
+# beside H100 and later, 200 beside A100, 100 beside the others.
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a data sheet says of one device."""
+
+    name: str
+    bfloat16: float | None
+    """FLOP/s of matrix products in bfloat16; None where there are no units for it."""
+    float32: float
+    bandwidth: float
+    """Bytes per second to its own memory."""
+    memory: float
+    """Bytes."""
+    link: float
+    """Bytes per second to another device of the machine, one way."""
+    network: float
+    """Bytes per second to another machine, one way, per device."""
+    is_gpu: bool = True
+
+    def peak(self, precision: str) -> float:
+        """FLOP/s of matrix products in a type."""
+        found = self.float32 if precision == "float32" else self.bfloat16
+        if found is None:
+            raise UserError(f"{self.name} does not support bfloat16; use --train.precision float32")
+        return found
+
+    @property
+    def precision(self) -> str:
+        return "bfloat16" if self.is_gpu and self.bfloat16 is not None else "float32"
+
+
+# bfloat16, float32, bandwidth, memory (GiB: what makers call 80 GB are 80 GiB), link, network
+_KNOWN = (
+    Device("B200", 2250e12, 75e12, 8000e9, 180 * GIB, 900e9, 50e9),
+    Device("H200", 989e12, 67e12, 4800e9, 141 * GIB, 450e9, 50e9),
+    Device("H100", 989e12, 67e12, 3350e9, 80 * GIB, 450e9, 50e9),
+    Device("H100-PCIe", 756e12, 51e12, 2000e9, 80 * GIB, 64e9, 25e9),
+    Device("H800", 989e12, 67e12, 3350e9, 80 * GIB, 200e9, 50e9),
+    Device("A100", 312e12, 19.5e12, 2039e9, 80 * GIB, 300e9, 25e9),
+    Device("A100-40GB", 312e12, 19.5e12, 1555e9, 40 * GIB, 300e9, 25e9),
+    Device("MI300X", 1307e12, 163e12, 5300e9, 192 * GIB, 448e9, 50e9),
+    Device("L40S", 362e12, 91.6e12, 864e9, 48 * GIB, 32e9, 12.5e9),
+    Device("A6000", 155e12, 38.7e12, 768e9, 48 * GIB, 32e9, 12.5e9),
+    Device("4090", 165e12, 82.6e12, 1008e9, 24 * GIB, 32e9, 12.5e9),
+    Device("V100", None, 15.7e12, 900e9, 32 * GIB, 150e9, 12.5e9),
+    # stands for any server: about 16 cores; measure yours with ``--probe``
+    Device("CPU", None, 1e12, 100e9, 64e9, 10e9, 3e9, is_gpu=False),
+)
+DEVICES = {device.name: device for device in _KNOWN}
+
+
+def find_device(name: str) -> Device | None:
+    """The data sheet of a GPU, by the name that its driver gives."""
+    for known in sorted(DEVICES.values(), key=lambda device: -len(device.name)):
+        pattern = rf"(?<![a-z0-9]){known.name.lower()}(?![0-9])"  # GH200 is no H200
+        if known.is_gpu and re.search(pattern, name.lower().replace(" ", "-")):
+            return known
+    return None

@@ -24,19 +24,23 @@ def skipped_of(run):
 
 
 @pytest.mark.parametrize(
-    ("value", "size", "sharding", "rank"),
+    ("value", "size", "sharding", "rank", "is_late", "optimizer"),
     [
-        (math.nan, 1, "none", None),
-        pytest.param(math.inf, 1, "none", None, marks=LONG),
-        pytest.param(math.nan, 2, "none", 1, marks=LONG),
-        pytest.param(math.nan, 2, "full", 1, marks=LONG),
+        (math.nan, 1, "none", None, False, "adamw"),
+        (math.nan, 1, "none", None, True, "muon"),
+        pytest.param(math.inf, 1, "none", None, False, "adamw", marks=LONG),
+        pytest.param(math.nan, 2, "none", 1, False, "adamw", marks=LONG),
+        pytest.param(math.nan, 2, "full", 1, False, "adamw", marks=LONG),
+        pytest.param(math.nan, 2, "full", 1, True, "muon", marks=LONG),
     ],
 )
-def test_steps_without_update_are_skipped_and_written_down(lab, value, size, sharding, rank):
+def test_steps_without_update_are_skipped_and_written_down(
+    lab, value, size, sharding, rank, is_late, optimizer
+):
     """What one process finds, all skip: these steps change nothing and are counted."""
     bad, parts = [4, 5], {"model", "optimizer", "ema"}
-    lab.plan(*OPTIONS, "--scale.sharding", sharding, size=size)
-    said = lab.ends(0, lab.start("fault_hooks.spoil_loss", bad, value, rank))
+    lab.plan(*OPTIONS, "--scale.sharding", sharding, "--optimizer", optimizer, size=size)
+    said = lab.ends(0, lab.start("fault_hooks.spoil_loss", bad, value, rank, is_late))
     assert said.count("warning: step") == len(bad)
     found = {int(c.name[5:]): tensors_of(c) for c in checkpoints(lab.run)}
     assert list(found) == list(range(1, 9))

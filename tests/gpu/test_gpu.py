@@ -67,7 +67,8 @@ def test_losses_of_the_cpu(name: str) -> None:
     ("options", "tolerance"),
     [
         (f"--train.device {DEVICE} --train.precision bfloat16", 2e-2),
-        (f"{ON_GPU} --train.compile", 1e-3),
+        (f"{ON_GPU} --train.compile True", 1e-3),
+        (f"{ON_GPU} --scale.loss compiled", 1e-4),
         (f"{ON_GPU} --scale.loss chunked", 1e-4),
         (f"{ON_GPU} --scale.loss torch", 1e-4),
         (f"{ON_GPU} --scale.loss liger", 1e-4),
@@ -78,6 +79,17 @@ def test_other_ways_to_compute_are_close(options: str, tolerance: float) -> None
         pytest.importorskip("liger_kernel", reason="pip install 'bellmask[cuda]'")
     plain = train("plain", f"tiny {NARROW} {ON_GPU}")
     assert train("other", f"tiny {NARROW} {options}") == pytest.approx(plain, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["--data.document-attention --data.documents line", "--law uniform --objective nelbo"],
+)
+def test_compiled_blocks_and_losses_are_close(options: str) -> None:
+    """FlexAttention instead of SDPA's mask; weighted rows in the compiled loss."""
+    plain = train("plain", f"tiny {NARROW} {ON_GPU} {options}")
+    compiled = train("other", f"tiny {NARROW} {ON_GPU} {options} --train.compile True")
+    assert compiled == pytest.approx(plain, rel=1e-3)
 
 
 @pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs")

@@ -69,6 +69,29 @@ class Largest(TorchDispatchMode):
         return out
 
 
+def test_what_is_compiled_is_the_same_function(monkeypatch):
+    logits, y = torch.randn(50, 11), torch.arange(50) % 11
+    given = y, torch.linspace(0.2, 3, 50), FULL
+    expected = loss_kernels._row_errors(logits.clone(), *given)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    torch.testing.assert_close(loss_kernels._row_errors(logits, *given), expected)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler of torch.jit
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_compiled_sums_and_gradients_equal_float64(is_weighted):
+    """Whole chunks and the rest of one; no rows."""
+    for rows in (1300, 512, 0):
+        h, w, b, y = make(rows)
+        weight = torch.linspace(0.2, 3, rows) if is_weighted else None
+        expected, gradients = truth(h, w, b, y, weight)
+        loss = predict(h, w, b, y, weight, kernel="compiled")
+        found = torch.autograd.grad(loss * SCALE, (h, w, b))
+        assert loss.item() == pytest.approx(expected, rel=1e-5)
+        assert all(is_close(a, e, 1e-5) for a, e in zip(found, gradients))
+
+
 @each_kernel
 def test_logits_of_all_rows_never_exist(name):
     rows, vocabulary = 2048, 50
@@ -169,7 +192,7 @@ def too_old(input, weight, target, bias, reduction): ...
         ("auto", CPU, HALF, new_enough, "chunked"),
         ("auto", GPU, FULL, None, "torch"),
         ("auto", GPU, HALF, too_old, "chunked"),
-        ("auto", GPU, HALF, new_enough, "liger"),
+        ("auto", GPU, HALF, new_enough, "chunked"),
         ("liger", GPU, HALF, new_enough, "liger"),
         ("torch", GPU, FULL, new_enough, "torch"),
     ],
@@ -177,6 +200,8 @@ def too_old(input, weight, target, bias, reduction): ...
 def test_picked(option, device, precision, function, expected, monkeypatch):
     fake_liger(monkeypatch, function)
     assert pick_loss_kernel(option, device, precision) == expected
+    compiled = pick_loss_kernel(option, device, precision, is_compiled=True)
+    assert compiled == ("compiled" if (option, device) == ("auto", GPU) else expected)
 
 
 @pytest.mark.parametrize(

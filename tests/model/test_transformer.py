@@ -373,11 +373,48 @@ def test_dropout_is_decided_by_the_seed_absent_in_evaluation_and_each_branchs_ow
         assert abs(agreement - 0.5) < 5 * 0.5 / math.sqrt(one.numel())
 
 
+def test_where_no_choice_is_given_the_block_draws_its_own(monkeypatch):
+    """As on a GPU: coins decided by the seed, and the scale that keeps the mean."""
+    model, x = awake(1, V, dropout=0.25), tokens(40)
+    block = model.blocks[0]
+    with torch.no_grad():
+        block.modulation.vectors[5] = 0  # the MLP's gate
+    monkeypatch.setattr(model, "_draw_kept", lambda *_: [None, None])
+    before, plain = model.embedding(x).detach(), []
+    block.register_forward_hook(lambda _, args, out: plain.append(out.detach() - before))
+    model.eval().hidden(x)
+    model.train()
+    for _ in range(2):
+        torch.manual_seed(3)
+        model.hidden(x)
+    branch, dropped, again = plain
+    factor = (dropped / branch)[branch.abs() > 1e-2]
+    is_dropped = factor.abs() < 1e-3
+    assert ((factor[~is_dropped] - 4 / 3).abs() < 1e-3).all()
+    error = math.sqrt(0.25 * 0.75 / len(factor))
+    assert abs(is_dropped.double().mean() - 0.25) < 5 * error
+    assert torch.equal(dropped, again)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_attention_sees_what_the_mask_shows():
+    """Documents and padding, with a local convolution, which sees the mask itself."""
+    model, x = awake(local_conv=3).eval(), tokens(3)
+    is_real = torch.arange(L) < torch.tensor([[6], [L], [3]])
+    document = torch.tensor([[0] * 4 + [1] * (L - 4)]).expand(3, -1)
+    for mask in (attention_mask(is_real, document), attention_mask(is_real), None):
+        model.uses_flex_attention = False
+        expected = model.hidden(x, mask=mask)
+        model.uses_flex_attention = True
+        torch.testing.assert_close(model.hidden(x, mask=mask), expected)
+
+
 @pytest.mark.parametrize("rate", [0.01, 0.5, 0.9])
 def test_what_is_kept_are_independent_coins(rate):
     """Mean and variance of counts (fixed counts are no coins), neighbors, the scale."""
     torch.manual_seed(1)
-    kept = torch.stack([draw_kept((50, 20), rate, CPU) for _ in range(1000)])
+    kept = torch.stack([draw_kept((50, 20), rate) for _ in range(1000)])
     counts, variance = kept.flatten(1).sum(1).double(), 1000 * rate * (1 - rate)
     # the rate is met to a multiple of 2^-16
     bias = 1000 / LEVELS
@@ -389,7 +426,7 @@ def test_what_is_kept_are_independent_coins(rate):
         assert abs(correlation) < 5e-3
     assert dropout_scale(rate) == pytest.approx(1 / (1 - rate), rel=1e-3)
     for shape in [(), (7, 3), (2, 3, 5), (0, 4)]:
-        assert draw_kept(shape, rate, CPU).shape == shape
+        assert draw_kept(shape, rate).shape == shape
 
 
 @pytest.mark.parametrize(

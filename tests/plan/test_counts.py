@@ -22,6 +22,7 @@ from bellmask.storage.build import build_law
 from bellmask.train import memory as trace
 from bellmask.train.memory import USABLE, Parameters, count, plan_network
 from bellmask.train.parallel import Layout
+from bellmask.train.setup import Start
 from bellmask.train.train_run import train_run
 from bellmask.train.trainer import TrainState
 
@@ -146,6 +147,19 @@ def test_flops_of_our_trunk_equal_the_closed_form(shape):
     rows = round(build_law(config.law).mean * BATCH * config.data.block_length)
     forward = traced(config, is_training=False).flops
     assert (forward, traced(config).flops) == by_hand(config, rows)
+
+
+@pytest.mark.parametrize("recompute", ["none", "block"])
+def test_flops_per_token_are_those_of_the_model(recompute):
+    """What is repeated to save memory is no work of the model."""
+    config = recomputing(options(f"{SMALL} --law dirac --law.mu 0.5"), recompute)
+    tokens = BATCH * config.data.block_length
+    tokenizer = SimpleNamespace(num_tokens=259)
+    start = Start(config)
+    found = trace.flops_per_token(start, tokenizer, torch.float32)
+    assert found == pytest.approx(by_hand(config, tokens // 2)[1] / tokens)
+    done = trace.trace_microbatch(plan_network(config), BATCH, "float32").flops
+    assert (done > found * tokens) == (recompute == "block")
 
 
 def product(total, left, right, *_, **__):

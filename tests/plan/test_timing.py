@@ -13,9 +13,10 @@ from commands import refuses, succeeds
 from bellmask.config.config import override
 from bellmask.config.presets import preset
 from bellmask.plan import plan as timing
-from bellmask.plan.plan import DEVICES, Cluster, gather_seconds, parse_devices, plan
+from bellmask.plan.plan import Cluster, gather_seconds, parse_devices, plan
 from bellmask.train.memory import Parameters, TracedKernel
 from bellmask.train.parallel import Layout
+from bellmask.utils.distributed import DEVICES, find_device
 
 H100 = DEVICES["H100"]
 
@@ -161,3 +162,19 @@ def test_a_probe_replaces_the_data_sheet(small_config):
     assert made.measured["matmul_flops"] > 0
     own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert made.cluster.device.memory == own != DEVICES["CPU"].memory
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("NVIDIA H100 PCIe", "H100-PCIe"),
+        ("NVIDIA A100-SXM4-40GB", "A100"),
+        ("NVIDIA GeForce RTX 4090", "4090"),
+        ("NVIDIA GH200 480GB", None),
+        ("Intel(R) Xeon(R) CPU", None),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(name, known):
+    found = find_device(name)
+    assert (found and found.name) == known

@@ -46,7 +46,7 @@ def limit_file_size(size):
 def hold_in_step(step, note, go, first=lambda: None):
     """One step waits until the file ``go`` is there; ``note`` appears when it has begun."""
 
-    @instead_of(TrainStep, "__call__")
+    @instead_of(TrainStep, "begin")
     def held(call, self, number):
         if number == step:
             first()
@@ -107,11 +107,21 @@ def no_space_for_line(step):
         write(self, record)
 
 
-def spoil_loss(steps, value, rank=None):
+def read_late():
+    """As on a GPU: a step's numbers are read a step later, and the device skips updates."""
+
+    @instead_of(TrainStep, "__init__")
+    def late(init, self, *args, **more):
+        init(self, *args, **more)
+        self.reads_late = True
+
+
+def spoil_loss(steps, value, rank=None, is_late=False):
     """The loss of these steps (counted from 1) is multiplied by ``value``; on one rank, or all."""
+    if is_late:
+        read_late()
 
     @instead_of(TrainStep, "_forward")
-    def spoilt(forward, self, step, *args):
-        loss, *rest = forward(self, step, *args)
+    def spoilt(forward, self, step, each):
         is_here = step + 1 in steps and rank in (None, int(RANK))
-        return (loss * torch.tensor(value if is_here else 1.0), *rest)
+        return forward(self, step, each) * torch.tensor(value if is_here else 1.0)

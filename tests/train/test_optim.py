@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
@@ -85,3 +86,28 @@ def test_adamw_takes_the_steps_of_plain_adamw():
         ours.step(0.1)
         plain.step()
     torch.testing.assert_close(model.weight, twin.weight, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_a_skip_decided_on_the_device_is_one_decided_on_the_host(name):
+    """Steps whose gradient is not finite change no weight, no state and no average."""
+    torch.manual_seed(0)
+    model = Denoiser(ModelOptions(num_layers=1, width=8, num_heads=2), 5)
+    twin = copy.deepcopy(model)
+    options = OptimOptions(name=name, weight_decay=0.1)
+    (ours, average), (plain, expected) = (
+        (Optimizer(network, options), Ema(network, 0.9)) for network in (model, twin)
+    )
+    for step, is_bad in enumerate([True, False, False, True, False]):
+        for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+            a.grad = torch.randn_like(a) * (torch.nan if is_bad else 1)
+            b.grad = a.grad.clone()
+        ours.step(0.01, torch.tensor(is_bad))
+        average.update(step + 1, torch.tensor(is_bad))
+        if not is_bad:
+            plain.step(0.01)
+            expected.update(step + 1)
+    found, other = ours.tensors() | model.state_dict(), plain.tensors() | twin.state_dict()
+    assert all(torch.equal(found[key], other[key]) for key in other)
+    for key, value in expected.shadow.items():
+        torch.testing.assert_close(average.shadow[key], value, rtol=1e-5, atol=1e-7)

@@ -48,8 +48,8 @@ MANY = [
             f"{FULL} --train.microbatch-size 1 --scale.recompute block": 2,
             "--scale.sharding hybrid --scale.shard-size 1": 2,
             "--scale.sharding hybrid --scale.shard-size 2 --train.microbatch-size 1": 4,
-            f"--train.compile --scale.recompute selective {FULL}": 2,
-            "--train.compile --scale.recompute block": 2,
+            f"--train.compile True --scale.recompute selective {FULL}": 2,
+            "--train.compile True --scale.recompute block": 2,
         },
     ),
     ("--model.modulation time", {FULL: 2}),
@@ -224,6 +224,15 @@ def test_options_that_do_not_apply_are_named(options, size, named, kernel, small
     assert len(plan.notes) == len(named)
     assert all(name in note for note, name in zip(plan.notes, named, strict=True))
     assert plan.describe()["loss_kernel"] == kernel
+
+
+@pytest.mark.parametrize("objective", ["bell --law gaussian", "nelbo --law uniform"])
+def test_none_compiles_on_gpus_where_both_objectives_have_the_same_loss(objective, small_config):
+    options = f"--train.compile None --train.precision float32 --objective {objective}".split()
+    config = small_config(*options)
+    told = plan_parallel(config, World(device=GPU)).describe()
+    assert (told["compile"], told["loss_kernel"]) == ("blocks", "compiled")
+    assert plan_parallel(config, World()).describe()["compile"] == "off"
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from bellmask.diffusion.frameworks import Mdm, shifted_arm
 from bellmask.diffusion.laws import Dirac
 from bellmask.diffusion.objectives import Bell, Importance, Nelbo
 from bellmask.diffusion.theory import CountLaw
-from bellmask.train.step import microbatch_loss
+from bellmask.train.step import Pass
 from bellmask.utils.distributed import World
 from bellmask.utils.rng import stream_key, uniform_rows
 
@@ -106,7 +106,7 @@ def test_no_target_is_a_prompt_a_pad_or_a_first_token(is_arm, min_masks):
     scored = 0
     for step in range(20):
         for batch in planner(step).microbatches:
-            microbatch_loss(recorder, batch, framework, V, CPU)
+            Pass.of(batch, framework, V).loss(recorder, CPU)
             x, rows, targets = recorder.calls[-1]
             length = x.shape[1]
             assert (rows % length > 0).all()
