@@ -459,7 +459,8 @@ def microbatch_before(before: dict[str, Any], config: RunConfig) -> int:
 
 def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
-    is_recorded = "microbatch" in run_folder.read_description(folder)  # and compared later
+    is_described = (folder / "run.json").exists()  # not if it was killed while it began
+    is_recorded = is_described and "microbatch" in run_folder.read_description(folder)
     beside = {  # these affect the result only together with others
         "train.microbatch_size": config.model.dropout == 0 or is_recorded,
         "train.steps": config.optim.curve == "constant",

@@ -165,7 +165,7 @@ def test_a_law_given_in_python_is_trained_with_named_and_insisted_on(small_confi
             train_run(longer, tmp_path / "own", resume="auto", is_quiet=True, **other)
     same = DensityLaw(lambda t: 3 * t * (1 - t))  # the same law: densities are normalized
     assert train_run(longer, tmp_path / "own", resume="auto", law=same, is_quiet=True).step == 6
-    with pytest.raises(UserError, match="of its own"):
+    with pytest.raises(UserError, match="its own law"):
         train_run(config, tmp_path / "both", law=law, objective=Bell(law))
     with pytest.raises(UserError, match="no times"):
         train_run(small_config(start=preset("tiny_arm")), tmp_path / "arm", law=law)
