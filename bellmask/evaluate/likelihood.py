@@ -208,14 +208,17 @@ class Likelihood:
         return self.is_causal or other.is_causal or np.array_equal(self.count_BR, other.count_BR)
 
     def _error_of(self, value_B: stats.Floats) -> float:
-        """Delta method for the ratio, then strata (one draw) or blocks (several)."""
+        """Delta method for the ratio, then strata of mask counts; causal ones have blocks only."""
         if len(value_B) < 2:
             return math.nan
         mean = (self.length_B * value_B).sum() / self.num_tokens
         residual_B = self.length_B * (value_B - mean) / self.length_B.mean()
-        if self.count_BR.shape[1] == 1:
-            return stats.collapsed_strata_error(residual_B, self.level_B, self.clusters)
-        return stats.clustered_error(residual_B, self.clusters)
+        clusters = self.clusters
+        if self.is_causal:
+            return stats.clustered_error(residual_B, clusters)
+        if clusters is None and self.num_draws > 1 and len(value_B) > 2 * stats.NEIGHBORS:
+            clusters = np.arange(len(value_B))  # steadier than pairs; one draw varies too much
+        return stats.collapsed_strata_error(residual_B, self.level_B, clusters)
 
     def summary(self) -> dict[str, Any]:
         """The reported numbers; None if not finite, which JSON cannot represent."""
@@ -397,13 +400,13 @@ def mask_counts(
 ) -> tuple[Tensor, Tensor]:
     """(levels [B], counts [B, R]): n = 1 + floor(L_b (r + u_b) / R).
 
-    One draw: the u_b are one per stratum, in random order over blocks. Several: each block covers
-    all of 1 .. L_b by itself.
+    The u_b are one per stratum, in random order over blocks. With several draws each block covers
+    all of 1 .. L_b by itself as well. ``row_keys``: u_b depends on its key alone, without strata.
     """
     num_blocks = len(length_B)
     keys = torch.arange(num_blocks) if row_keys is None else row_keys
     level = uniform(stream_key(seed, "evaluation levels"), keys)
-    if draws == 1 and row_keys is None:
+    if row_keys is None:
         level = (shuffle(stream_key(seed, "evaluation strata"), num_blocks) + level) / num_blocks
     share_BR = (torch.arange(draws) + level[:, None]) / draws
     counts = 1 + (length_B[:, None] * share_BR).floor().long()
