@@ -13,6 +13,7 @@ B blocks, R draws per block, L block length.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -36,6 +37,7 @@ from bellmask.data.blocks import Blocks, Row
 from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
+from bellmask.diffusion.progress import RATES
 from bellmask.evaluate.suite import write_results
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
@@ -369,6 +371,42 @@ def nelbo(
     ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
     masked. Rows count as independent documents.
     """
+    with _scorer(network, rows, mask_id, starts, world) as scorer:
+        return evaluate(
+            scorer.model,
+            scorer.blocks,
+            mask_id=mask_id,
+            draws=draws,
+            seed=seed,
+            batch_size=batch_size,
+            world=scorer.world,
+        )
+
+
+def probe(
+    network: Callable[..., Any],
+    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    *,
+    mask_id: int,
+    starts: Sequence[int] | None = None,
+) -> Tensor:
+    """What a :class:`bellmask.ProgressLaw` wants to know now and then of anybody's network.
+
+    The arguments are those of :func:`nelbo`; the same 16 rows each time are enough.
+    """
+    with _scorer(network, rows, mask_id, starts) as scorer:
+        return nll_by_rate(scorer)
+
+
+@contextlib.contextmanager
+def _scorer(
+    network: Callable[..., Any],
+    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    mask_id: int,
+    starts: Sequence[int] | None,
+    world: World | None = None,
+) -> Iterator[BlockScorer]:
+    """Anybody's network and rows as evaluation takes them; in evaluation mode meanwhile."""
     kept = [torch.as_tensor(row).cpu().numpy() for row in rows]
     if not kept:
         raise UserError("nelbo needs at least one row")
@@ -382,17 +420,30 @@ def nelbo(
     world = world or World(device=torch.device("cpu") if parameter is None else parameter.device)
     module.eval()
     try:
-        return evaluate(
-            AnyNetwork(network, mask_id),
-            blocks,
-            mask_id=mask_id,
-            draws=draws,
-            seed=seed,
-            batch_size=batch_size,
-            world=world,
-        )
+        yield BlockScorer(AnyNetwork(network, mask_id), blocks, mask_id, world=world)
     finally:
         module.train(was_training)
+
+
+def nll_by_rate(
+    scorer: BlockScorer, *, batch_size: int = 64, in_step: bool = False, seed: int = 1234
+) -> Tensor:
+    """Mean cross-entropy of masked tokens at each of a probe's mask rates: [K, B], all ranks'.
+
+    The masks of a row are nested, and the same in every call: falls from call to call are paired.
+    """
+    length_B = scorer.blocks.num_maskable(slice(None))
+    index_B = length_B.nonzero().squeeze(1)
+    length_N, index_N = (one.repeat(len(RATES)) for one in (length_B[index_B], index_B))
+    rate_N = torch.tensor(RATES, dtype=torch.float64).repeat_interleave(len(index_B))
+    context_N = length_N - (rate_N * length_N).round().long().clamp(min=1)
+    ce_N, key = torch.zeros(len(index_N), dtype=torch.float64), stream_key(seed, "probe")
+    for part, is_extra in _parts(len(index_N), batch_size, scorer.world, in_step=in_step):
+        found = scorer.mean(index_N[part], context_N[part], key)
+        if not is_extra:
+            ce_N[part] = found
+    world = scorer.world
+    return world.all_reduce_sum(ce_N.to(world.device)).cpu().view(len(RATES), -1)
 
 
 def mask_counts(
