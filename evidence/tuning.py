@@ -26,6 +26,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,15 @@ FAILS = "A law measured while training loses to a fixed one somewhere; the bell 
 # Other ways to let the training choose its times, on the same probe
 
 
+@cache
+def histogram(heights: tuple[float, ...]) -> TimeLaw:
+    """Cached: a step asks several times, and integration takes milliseconds."""
+    height = torch.tensor(heights, dtype=torch.float64)
+    height = height / height.mean() * (1 - UNIFORM_SHARE) + UNIFORM_SHARE
+    edges = [k / NUM_RATES for k in range(1, NUM_RATES)]
+    return DensityLaw(lambda t: height[(t * NUM_RATES).long().clamp(0, NUM_RATES - 1)], edges)
+
+
 class Histogram(AdaptiveLaw):
     """A constant density around each rate of the probe, and a share of uniform times."""
 
@@ -66,10 +76,7 @@ class Histogram(AdaptiveLaw):
 
     def build(self, parameters: Sequence[float]) -> TimeLaw:
         """The density, normalized."""
-        height = torch.tensor(parameters, dtype=torch.float64)
-        height = height / height.mean() * (1 - UNIFORM_SHARE) + UNIFORM_SHARE
-        edges = [k / NUM_RATES for k in range(1, NUM_RATES)]
-        return DensityLaw(lambda t: height[(t * NUM_RATES).long().clamp(0, NUM_RATES - 1)], edges)
+        return histogram(tuple(parameters))
 
     def measure(self, nll_KB: Tensor) -> Sequence[float] | None:
         """Heights, to three digits of the largest."""
