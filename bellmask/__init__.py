@@ -15,11 +15,13 @@ _NAMES = {
     "config.config": "RunConfig load_config",
     "config.presets": "preset",
     "diffusion.frameworks": "mask_tokens",
-    "diffusion.laws": "DensityLaw Dirac TimeLaw TruncatedGaussian TruncatedLaplace Uniform",
+    "diffusion.laws": "Band DensityLaw Dirac TimeLaw TruncatedGaussian TruncatedLaplace "
+    "Uniform WithUniform",
     "diffusion.objectives": "Bell Importance Nelbo",
+    "diffusion.progress": "ProgressLaw",
     "diffusion.schedules": "Cosine Linear MiddleFlat Polynomial",
     "diffusion.theory": "bell_test context_weights",
-    "evaluate.likelihood": "nelbo",
+    "evaluate.likelihood": "nelbo probe",
     "run": "Run load load_run",
     "train.train_run": "train_run",
     "utils.errors": "UserError",
@@ -46,15 +48,18 @@ if TYPE_CHECKING:
     from bellmask.config.config import load_config as load_config
     from bellmask.config.presets import preset as preset
     from bellmask.diffusion.frameworks import mask_tokens as mask_tokens
+    from bellmask.diffusion.laws import Band as Band
     from bellmask.diffusion.laws import DensityLaw as DensityLaw
     from bellmask.diffusion.laws import Dirac as Dirac
     from bellmask.diffusion.laws import TimeLaw as TimeLaw
     from bellmask.diffusion.laws import TruncatedGaussian as TruncatedGaussian
     from bellmask.diffusion.laws import TruncatedLaplace as TruncatedLaplace
     from bellmask.diffusion.laws import Uniform as Uniform
+    from bellmask.diffusion.laws import WithUniform as WithUniform
     from bellmask.diffusion.objectives import Bell as Bell
     from bellmask.diffusion.objectives import Importance as Importance
     from bellmask.diffusion.objectives import Nelbo as Nelbo
+    from bellmask.diffusion.progress import ProgressLaw as ProgressLaw
     from bellmask.diffusion.schedules import Cosine as Cosine
     from bellmask.diffusion.schedules import Linear as Linear
     from bellmask.diffusion.schedules import MiddleFlat as MiddleFlat
@@ -62,6 +67,7 @@ if TYPE_CHECKING:
     from bellmask.diffusion.theory import bell_test as bell_test
     from bellmask.diffusion.theory import context_weights as context_weights
     from bellmask.evaluate.likelihood import nelbo as nelbo
+    from bellmask.evaluate.likelihood import probe as probe
     from bellmask.run import Run as Run
     from bellmask.run import load as load
     from bellmask.run import load_run as load_run

@@ -112,11 +112,11 @@ def describe_law(law: TimeLaw, length: int) -> dict[str, Any]:
     omega / c is relative to the base objective, whose omega and c are one. ``all_masked`` is
     E[t^L], how often a sequence shows nothing at all.
     """
-    mean, bell = law.mean, Bell(law)
+    bell = Bell(law)
     return {
         "density": law.pdf(TIMES).tolist() if law.has_density else None,
-        "mean": mean,
-        "sd": math.sqrt(max(0.0, law.expectation(lambda t: (t - mean) ** 2))),
+        "mean": law.mean,
+        "sd": law.deviation,
         "bell_test": asdict(bell_test(law)),
         "normalizer": bell.normalizer,
         "relative_weights": (context_weights(bell, length) / bell.normalizer).tolist(),

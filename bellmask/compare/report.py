@@ -98,7 +98,23 @@ def comparison_tables(results: Results) -> list[Table]:
     if any("importance" in name for name in results["variants"]):
         columns = ["variant", "effective sample share", "largest weight", "clipped steps"]
         tables.append(Table("weights on masked rows", columns, weights))
+    changing = {name: one["runs"][0].get("law") for name, one in results["variants"].items()}
+    rows = [
+        [name, *_law_cells(lines, results["steps"])] for name, lines in changing.items() if lines
+    ]
+    if rows:
+        title = "time law while training, first seed: mean ± width at a share of the steps"
+        tables.append(Table(title, ["variant", *(f"{share:.0%}" for share in LAW_SHARES)], rows))
     return [*tables, _grid_table(results)] if "grid" in results else tables
+
+
+LAW_SHARES = (0.1, 0.25, 0.5, 0.75, 1.0)
+
+
+def _law_cells(lines: Sequence[Results], steps: int) -> list[str]:
+    """The newest law at some shares of the run; a dash before the first."""
+    found = [[line for line in lines if line["step"] <= share * steps] for share in LAW_SHARES]
+    return [plus_minus(some[-1]["mean"], some[-1]["width"]) if some else "-" for some in found]
 
 
 def _grid_table(results: Results) -> Table:

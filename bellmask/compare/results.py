@@ -23,9 +23,10 @@ from bellmask import __version__
 from bellmask.config.config import RunConfig, is_free_option
 from bellmask.data.blocks import Blocks, Row
 from bellmask.diffusion.objectives import ChainRule
+from bellmask.diffusion.progress import AdaptiveLaw
 from bellmask.diffusion.theory import context_weights
 from bellmask.evaluate.likelihood import Likelihood, binned_curve
-from bellmask.storage.build import build_law, build_objective, build_schedule, describe_learning
+from bellmask.storage.build import build_objective, describe_learning
 from bellmask.storage.run_folder import read_config, read_description, read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
@@ -41,24 +42,32 @@ POINTS = 101
 BINS = 25
 
 
-def law_summary(config: RunConfig) -> dict[str, Any]:
+def law_summary(config: RunConfig, changes: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """Density on a grid, histogram of mask rates drawn, context weights, effective sample size.
 
     The histogram is of the mask rate 1 - alpha(t), which is t for the linear schedule, so that the
     middle-flat schedule can be compared with time laws. The effective sample share is that of
     sequences: E[s]^2 / E[s^2] of s = w(t) (1 - alpha), the contribution of a sequence to the loss.
+
+    For a law that changed during training (``changes``: its lines of metrics), density and weights
+    are the last ones, and the histogram covers the whole run.
     """
-    objective = build_objective(config)
+    objective, steps = build_objective(config), range(DRAWN_STEPS)
+    law = getattr(objective, "law", None)
+    if changes and isinstance(law, AdaptiveLaw):
+        laws = [[line["step"] + 1, *line["parameters"]] for line in changes]
+        law.load_state({"laws": [[0, *law.first], *laws]})
+        steps = range(0, config.train.steps, max(1, config.train.steps // DRAWN_STEPS))
     omega = context_weights(objective, config.data.block_length)
     found: dict[str, Any] = {"context_weights": (omega / omega.sum()).tolist()}
     if isinstance(objective, ChainRule):  # no times: every context count of a row, once
         found |= {"t": [], "density": None, "mask_rate_histogram": None}
         return {**found, "name": describe_learning(config), "effective_sample_share": 1.0}
-    law, schedule = build_law(config.law), build_schedule(config.schedule)
+    law, schedule = objective.law, objective.schedule
     t = torch.linspace(0, 1, POINTS, dtype=torch.float64)
     one = Blocks.from_rows(iter([Row(np.zeros(1, dtype=np.int64), 1, 0)]))
     planner = StepPlanner(one, objective, config, World())  # as the run drew them
-    times = torch.cat([planner.times(step) for step in range(DRAWN_STEPS)])
+    times = torch.cat([planner.times(step) for step in steps])
     rate = 1 - schedule.alpha(times)
     signal = objective.weight(times) * rate
     histogram, _ = np.histogram(rate.numpy(), bins=BINS, range=(0, 1), density=True)
@@ -195,6 +204,8 @@ class RunRecord:
     block_nll_EB: Floats
     last: Likelihood
     train_lines: list[dict[str, Any]]
+    law_lines: list[dict[str, Any]]
+    """Where the time law changed while training."""
 
     @property
     def curve(self) -> Curve:
@@ -220,6 +231,7 @@ class RunRecord:
             "log_gradient_norm_spread": detrended_spread(norms),
             "largest_weight": max(train["largest_weight"]),
             "clipped_share": float(np.mean(train["clipped_share"])),
+            **({"law": self.law_lines} if self.law_lines else {}),
         }
 
     def samples(self) -> list[str]:
@@ -235,7 +247,7 @@ def read_run(folder: Path) -> RunRecord:
         raise UserError(f"{folder} is not a run folder: it has no config.json")
     config = read_config(folder)
     lines = _whole_lines(folder / "metrics.jsonl")
-    checks, train = ([r for r in lines if r["kind"] == kind] for kind in ("validation", "train"))
+    checks, train, laws = ([r for r in lines if r["kind"] == kind] for kind in _READ)
     if not checks or checks[-1]["step"] != config.train.steps:
         what = f"{folder} has no validation at its last step {config.train.steps}"
         if config.validation.every == "never":
@@ -262,12 +274,13 @@ def read_run(folder: Path) -> RunRecord:
     steps, errors, seconds = ([r[key] for r in checks] for key in ("step", "nll_se", "seconds"))
     about, blocks_EB = read_description(folder), np.stack([one.block_nll for one in likelihoods])
     curve = (steps, nll, errors, seconds, blocks_EB)
-    return RunRecord(folder, config, about, *curve, likelihoods[-1], train)
+    return RunRecord(folder, config, about, *curve, likelihoods[-1], train, laws)
 
 
 _READ = {
     "validation": ("seconds", "nll", "nll_se"),
     "train": ("tokens_per_second", "largest_weight", "clipped_share", "gradient_norm"),
+    "law": ("mean", "width"),
 }
 """What is read of each kind of line."""
 _MAY_BE_NONE = ("nll", "nll_se", "gradient_norm")
@@ -425,7 +438,7 @@ def _variant(name: str, chosen: Mapping[str, Runs], reference: str) -> dict[str,
     first = runs[paired[0]]
     found: dict[str, Any] = {
         "options": _differing(first, base[paired[0]]),
-        "law": law_summary(first.config),
+        "law": law_summary(first.config, first.law_lines),
         "runs": [runs[seed].summary() for seed in sorted(runs)],
         "nll": _final_nll({seed: runs[seed] for seed in paired}),
         "is_exact": first.last.is_exact,

@@ -1,7 +1,8 @@
 """Variants: a name → the options it sets on top of a config shared by all variants.
 
 NAME[:NUMBERS][+SUFFIX...], for example ``base``, ``bell``, ``laplace:0.5,0.2``, ``bell+muon``,
-``bell+conv+lr2+warmup0.2`` (twice the learning rate, a fifth of its warm-up); or
+``bell+conv+lr2+warmup0.2`` (twice the learning rate, a fifth of its warm-up), ``bell+uniform0.05``
+(a share of uniform times); or
 ``LABEL=OPTIONS`` for anything else, for example ``deep=--model.num-layers 6``. A suite is a list of
 them under one name: the paper's ablations.
 """
@@ -19,7 +20,7 @@ from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptio
 from bellmask.config.presets import FAST_RATE, FAST_WARMUP, scaled
 from bellmask.utils.errors import UserError, look_up
 
-_FACTOR = re.compile(r"(lr|warmup)(\d+(?:\.\d+)?)")
+_FACTOR = re.compile(r"(lr|warmup|uniform)(\d+(?:\.\d+)?)")
 _RATE, _WARMUP = f"lr{FAST_RATE:g}", f"warmup{FAST_WARMUP:g}"
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+ -]*")
 OWNED = ("--framework", "--law", "--schedule", "--objective")
@@ -66,6 +67,8 @@ NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "dirac": (f"{_BELL} dirac", _LAW[:1]),
     "gaussian": (f"{_BELL} gaussian", _LAW),
     "laplace": (f"{_BELL} laplace", _LAW),
+    "band": (f"{_BELL} band", ("--law.low", "--law.high")),
+    "progress": (f"{_BELL} progress", ()),
     "importance": (f"{_IMPORTANCE}.no-divide-by-t", _LAW),
     "importance_t": (f"{_IMPORTANCE}.divide-by-t", _LAW),
     "middle_flat": ("--objective nelbo --law uniform --schedule middle_flat", _SCHEDULE),
@@ -126,9 +129,10 @@ def parse_variant(text: str) -> Variant:
     factors = {one[1]: float(one[2]) for one in found.values() if one}
     if len(factors) < sum(bool(_FACTOR.fullmatch(suffix)) for suffix in suffixes):
         raise UserError(f"variant {text!r} sets a factor twice (fast is short for {FAST})")
-    known = {**SUFFIXES, "lrFACTOR": "", "warmupFACTOR": ""}
+    known = {**SUFFIXES, "lrFACTOR": "", "warmupFACTOR": "", "uniformSHARE": ""}
     more = [look_up("variant suffix", suffix, known) for suffix in suffixes if not found[suffix]]
     given = [f"{option} {value}" for option, value in zip(takes, values)]
+    given += [f"--law.uniform-share {factors['uniform']}"] if "uniform" in factors else []
     words = tuple(" ".join([options, *given, *more]).split())
     return Variant(text, words, rate=factors.get("lr", 1.0), warmup=factors.get("warmup", 1.0))
 

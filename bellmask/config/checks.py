@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from bellmask.config.options import TIMELESS, DataOptions, Interval
+from bellmask.config.options import TIMELESS, DataOptions, Interval, band_ends
 
 if TYPE_CHECKING:
     from bellmask.config.config import Option, RunConfig
@@ -136,6 +136,11 @@ def _times(config: RunConfig) -> Iterator[str]:
         )
     if law.name == "dirac" and law.mu is not None and not 0 < law.mu <= 1:
         yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is masked), got {law.mu}"
+    low, high = band_ends(law)
+    if law.name == "band" and low >= high:
+        yield f"law.low={low} must be below law.high={high}"
+    if law.name == "progress" and name != "bell":
+        yield f"law progress is for objective bell, not {name}: it changes while training"
     if law.name == "dirac" and name in ("nelbo", "importance"):
         yield (
             f"objective {name} needs a law with a density, and dirac has none; "

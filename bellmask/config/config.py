@@ -173,7 +173,11 @@ class RunConfig:
     def key_options(self, *affecting: Affects) -> dict[str, Any]:
         """The options that affect these things, with defaults filled in: the content of keys."""
         flat = self.resolved().flat()
-        return {name: flat[name] for name, o in run_options().items() if o.affects in affecting}
+        return {
+            name: flat[name]
+            for name, o in run_options().items()
+            if o.affects in affecting and not (o.marks.is_late and flat[name] is None)
+        }
 
     def fingerprint(self) -> str:
         """Hash of the options that affect the result: the key of the default run folder."""

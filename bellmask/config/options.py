@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER = 0.5, 0.1, 2.0
+DEFAULT_MU, DEFAULT_SCALE, DEFAULT_POWER, DEFAULT_BAND = 0.5, 0.1, 2.0, (0.3, 0.8)
 """Defaults of laws and schedules that have these parameters."""
 
 Affects = Literal["result", "records", "speed", "nothing"]
@@ -41,6 +41,8 @@ class Marks:
     """An option that cannot be combined with this one."""
     unset: Any = None
     """The value that None represents."""
+    is_late: bool = False
+    """Left out of keys while it is None, so that runs from before the option keep their folders."""
 
     def belongs_to(self, values: Mapping[str, Any]) -> str:
         """The first part of ``only_with`` that does not hold; empty if the option applies."""
@@ -60,7 +62,7 @@ def option(default: Any, **marks: Any) -> Any:
 _LOCATIONS = {"at_least": -1e3, "at_most": 1e3}
 _SCALES = {"at_least": 1e-5, "at_most": 1e5}
 
-LawName = Literal["uniform", "dirac", "gaussian", "laplace"]
+LawName = Literal["uniform", "dirac", "gaussian", "laplace", "band", "progress"]
 FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
 ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
 ObjectiveName = Literal["nelbo", "bell", "importance"]
@@ -191,15 +193,34 @@ class LawOptions:
     """The distribution of training times."""
 
     name: Annotated[LawName, tyro.conf.arg(name="law", prefix_name=False)] = "gaussian"
-    """The time law (paper Table 3)."""
+    """The time law (paper Table 3). band: uniform between two ends. progress: measured while
+    training, no option to tune."""
     mu: float | None = option(
         None, only_with="law.name=dirac|gaussian|laplace", unset=DEFAULT_MU, **_LOCATIONS
     )
-    """Location; default 0.5. Not for uniform."""
+    """Location; default 0.5. For these three only."""
     scale: float | None = option(
         None, only_with="law.name=gaussian|laplace", unset=DEFAULT_SCALE, **_SCALES
     )
-    """sigma of the gaussian, b of the laplace; default 0.1. Not for uniform and dirac."""
+    """sigma of the gaussian, b of the laplace; default 0.1. For these two only."""
+    low: float | None = option(
+        None, only_with="law.name=band", unset=DEFAULT_BAND[0], at_least=0, below=1, is_late=True
+    )
+    """Smallest time of the band; default 0.3."""
+    high: float | None = option(
+        None, only_with="law.name=band", unset=DEFAULT_BAND[1], above=0, at_most=1, is_late=True
+    )
+    """Largest time of the band; default 0.8."""
+    uniform_share: float | None = option(
+        None, only_with="law.name=gaussian|laplace|band", above=0, below=1, is_late=True
+    )
+    """Draw this share of times uniformly from [0, 1] instead; default: none."""
+
+
+def band_ends(law: LawOptions) -> tuple[float, float]:
+    """(low, high), the defaults filled in."""
+    low, high = DEFAULT_BAND
+    return low if law.low is None else law.low, high if law.high is None else law.high
 
 
 @dataclass(frozen=True)

@@ -35,16 +35,23 @@ def solve_increasing(
     target: Tensor,
     guess: Tensor,
 ) -> Tensor:
-    """The x in [0, 1] with value(x) = target: Newton's method inside a shrinking bracket."""
+    """The x in [0, 1] with value(x) = target: Newton's method inside a shrinking bracket.
+
+    Each root stops at its own last step, so it is the same to the last bit for any microbatch or
+    number of processes.
+    """
     low, high, x = torch.zeros_like(target), torch.ones_like(target), guess
+    is_done = torch.zeros_like(target, dtype=torch.bool)
     for _ in range(_MAX_STEPS):
         error = value(x) - target
         low, high = torch.where(error <= 0, x, low), torch.where(error >= 0, x, high)
         newton = torch.where(error == 0, x, x - error / slope(x))
         is_safe = (newton >= low) & (newton <= high)  # also false for nan
         is_close = (newton - x).abs() <= _NEWTON_CLOSE * x.abs()
-        x = torch.where(is_safe | is_close, newton.clamp(0, 1), (low + high) / 2)
-        if bool((is_close | (high - low <= 1e-16)).all()):
+        step = torch.where(is_safe | is_close, newton.clamp(0, 1), (low + high) / 2)
+        x = torch.where(is_done, x, step)
+        is_done = is_done | is_close | (high - low <= 1e-16)
+        if bool(is_done.all()):
             break
     return x
 
@@ -135,6 +142,16 @@ class TimeLaw(ABC):
     def mean(self) -> float:
         """E[T]."""
         return self.expectation(lambda t: t)
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of T."""
+        mean = self.mean
+        return max(0.0, self.expectation(lambda t: (t - mean) ** 2)) ** 0.5
+
+    def at(self, step: int) -> TimeLaw:
+        """The law of a training step: itself, unless it changes while training."""
+        return self
 
     def sample(
         self, count: int, *, generator: Generator | None = None, dtype: torch.dtype | None = None
@@ -415,3 +432,71 @@ class TruncatedLaplace(TimeLaw):
         if peak > 30 * self.b:
             return peak + self.b * torch.log(mass + math.exp(-peak / self.b))
         return self.b * torch.log1p(mass * math.exp(peak / self.b))
+
+
+@dataclass(frozen=True)
+class Band(TimeLaw):
+    """Every mask rate between two ends equally often: LLaDA2 fine-tunes with (0.3, 0.8)."""
+
+    low: float = 0.3
+    high: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise ValueError(f"band needs 0 <= low < high <= 1, got {self.low} and {self.high}")
+
+    def breaks(self) -> Sequence[float]:
+        """Both ends."""
+        return self.low, self.high
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """-log(high - low) inside."""
+        t = as_float64(t)
+        is_inside = (t >= self.low) & (t <= self.high)
+        inside = torch.full_like(t, -math.log(self.high - self.low))
+        return torch.where(is_inside, inside, -math.inf)
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """Linear between the ends."""
+        return ((as_float64(t) - self.low) / (self.high - self.low)).clamp(0, 1)
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """low + u (high - low)."""
+        return (self.low + as_float64(u) * (self.high - self.low)).clamp(self.low, self.high)
+
+
+@dataclass(frozen=True)
+class WithUniform(TimeLaw):
+    """Another law, and a share of uniform times: then no context count is never seen."""
+
+    law: TimeLaw
+    share: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1 or not self.law.has_density:
+            raise ValueError(
+                "a uniform share needs 0 < share < 1 and a law with a density, "
+                f"got {self.share} and {self.law}"
+            )
+
+    def breaks(self) -> Sequence[float]:
+        """The other law's."""
+        return self.law.breaks()
+
+    def log_pdf(self, t: Tensor | float) -> Tensor:
+        """Log of the weighted mean of both densities."""
+        return torch.log((1 - self.share) * self.law.pdf(t) + self.share)
+
+    def cdf(self, t: Tensor | float) -> Tensor:
+        """The weighted mean of both."""
+        return (1 - self.share) * self.law.cdf(t) + self.share * as_float64(t).clamp(0, 1)
+
+    def icdf(self, u: Tensor | float) -> Tensor:
+        """By safeguarded Newton's method on the cdf."""
+        u = as_float64(u)
+        return solve_increasing(self.cdf, self.pdf, u, self.law.icdf(u))
+
+    @property
+    def mean(self) -> float:
+        """The weighted mean of both."""
+        return (1 - self.share) * self.law.mean + self.share / 2

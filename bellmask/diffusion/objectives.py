@@ -9,7 +9,7 @@ same thing for all. Only these combinations exist; anything else is refused when
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -42,6 +42,18 @@ class Objective(ABC):
     def normalizer(self) -> float:
         """The constant c = E[w(t) (1 - alpha_t)] over the drawing law."""
 
+    def at(self, step: int) -> Objective:
+        """The objective of a training step: itself, unless its law changes while training."""
+        return self
+
+
+def _check_fixed(name: str, law: laws.TimeLaw) -> None:
+    if law.at(0) is not law:
+        raise ValueError(
+            f"objective {name} weighs by the law's density, and {law} changes while training; "
+            "use objective bell"
+        )
+
 
 # Paper: Eq. 1, Eq. 28
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Nelbo(Objective):
     time_floor: float = 0.0
 
     def __post_init__(self) -> None:
+        _check_fixed("nelbo", self.law)
         if not self.law.has_density:
             raise ValueError(f"objective nelbo divides by the law's density; {self.law} has none")
         if not 0 <= self.time_floor < 1:
@@ -107,6 +120,11 @@ class Bell(Objective):
         if not self.normalizer > 0:
             raise ValueError(f"no token is ever masked under {self.law}")
 
+    def at(self, step: int) -> Objective:
+        """The same with the law of that step."""
+        law = self.law.at(step)
+        return self if law is self.law else replace(self, law=law)
+
     def times(self, u_B: Tensor) -> Tensor:
         """F^-1(u)."""
         return self.law.icdf(u_B)
@@ -138,6 +156,7 @@ class Importance(Objective):
     def __post_init__(self) -> None:
         if not isinstance(self.schedule, Linear):
             raise ValueError("objective importance is defined for the linear schedule only")
+        _check_fixed("importance", self.law)
         if not self.law.has_density:
             raise ValueError(f"objective importance weighs by the density; {self.law} has none")
 

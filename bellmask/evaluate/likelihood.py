@@ -13,6 +13,7 @@ B blocks, R draws per block, L block length.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import math
@@ -36,6 +37,7 @@ from bellmask.data.blocks import Blocks, Row
 from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
+from bellmask.diffusion.progress import RATES
 from bellmask.evaluate.suite import write_results
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
@@ -208,14 +210,17 @@ class Likelihood:
         return self.is_causal or other.is_causal or np.array_equal(self.count_BR, other.count_BR)
 
     def _error_of(self, value_B: stats.Floats) -> float:
-        """Delta method for the ratio, then strata (one draw) or blocks (several)."""
+        """Delta method for the ratio, then strata of mask counts; causal ones have blocks only."""
         if len(value_B) < 2:
             return math.nan
         mean = (self.length_B * value_B).sum() / self.num_tokens
         residual_B = self.length_B * (value_B - mean) / self.length_B.mean()
-        if self.count_BR.shape[1] == 1:
-            return stats.collapsed_strata_error(residual_B, self.level_B, self.clusters)
-        return stats.clustered_error(residual_B, self.clusters)
+        clusters = self.clusters
+        if self.is_causal:
+            return stats.clustered_error(residual_B, clusters)
+        if clusters is None and self.num_draws > 1 and len(value_B) > 2 * stats.NEIGHBORS:
+            clusters = np.arange(len(value_B))  # steadier than pairs; one draw varies too much
+        return stats.collapsed_strata_error(residual_B, self.level_B, clusters)
 
     def summary(self) -> dict[str, Any]:
         """The reported numbers; None if not finite, which JSON cannot represent."""
@@ -368,6 +373,42 @@ def nelbo(
     ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
     masked. Rows count as independent documents.
     """
+    with _scorer(network, rows, mask_id, starts, world) as scorer:
+        return evaluate(
+            scorer.model,
+            scorer.blocks,
+            mask_id=mask_id,
+            draws=draws,
+            seed=seed,
+            batch_size=batch_size,
+            world=scorer.world,
+        )
+
+
+def probe(
+    network: Callable[..., Any],
+    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    *,
+    mask_id: int,
+    starts: Sequence[int] | None = None,
+) -> Tensor:
+    """What a :class:`bellmask.ProgressLaw` wants to know now and then of anybody's network.
+
+    The arguments are those of :func:`nelbo`; the same 16 rows each time are enough.
+    """
+    with _scorer(network, rows, mask_id, starts) as scorer:
+        return nll_by_rate(scorer)
+
+
+@contextlib.contextmanager
+def _scorer(
+    network: Callable[..., Any],
+    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    mask_id: int,
+    starts: Sequence[int] | None,
+    world: World | None = None,
+) -> Iterator[BlockScorer]:
+    """Anybody's network and rows as evaluation takes them; in evaluation mode meanwhile."""
     kept = [torch.as_tensor(row).cpu().numpy() for row in rows]
     if not kept:
         raise UserError("nelbo needs at least one row")
@@ -381,17 +422,30 @@ def nelbo(
     world = world or World(device=torch.device("cpu") if parameter is None else parameter.device)
     module.eval()
     try:
-        return evaluate(
-            AnyNetwork(network, mask_id),
-            blocks,
-            mask_id=mask_id,
-            draws=draws,
-            seed=seed,
-            batch_size=batch_size,
-            world=world,
-        )
+        yield BlockScorer(AnyNetwork(network, mask_id), blocks, mask_id, world=world)
     finally:
         module.train(was_training)
+
+
+def nll_by_rate(
+    scorer: BlockScorer, *, batch_size: int = 64, in_step: bool = False, seed: int = 1234
+) -> Tensor:
+    """Mean cross-entropy of masked tokens at each of a probe's mask rates: [K, B], all ranks'.
+
+    The masks of a row are nested, and the same in every call: falls from call to call are paired.
+    """
+    length_B = scorer.blocks.num_maskable(slice(None))
+    index_B = length_B.nonzero().squeeze(1)
+    length_N, index_N = (one.repeat(len(RATES)) for one in (length_B[index_B], index_B))
+    rate_N = torch.tensor(RATES, dtype=torch.float64).repeat_interleave(len(index_B))
+    context_N = length_N - (rate_N * length_N).round().long().clamp(min=1)
+    ce_N, key = torch.zeros(len(index_N), dtype=torch.float64), stream_key(seed, "probe")
+    for part, is_extra in _parts(len(index_N), batch_size, scorer.world, in_step=in_step):
+        found = scorer.mean(index_N[part], context_N[part], key)
+        if not is_extra:
+            ce_N[part] = found
+    world = scorer.world
+    return world.all_reduce_sum(ce_N.to(world.device)).cpu().view(len(RATES), -1)
 
 
 # Paper: Lemma A.2, Eq. 8
@@ -400,13 +454,13 @@ def mask_counts(
 ) -> tuple[Tensor, Tensor]:
     """(levels [B], counts [B, R]): n = 1 + floor(L_b (r + u_b) / R).
 
-    One draw: the u_b are one per stratum, in random order over blocks. Several: each block covers
-    all of 1 .. L_b by itself.
+    The u_b are one per stratum, in random order over blocks. With several draws each block covers
+    all of 1 .. L_b by itself as well. ``row_keys``: u_b depends on its key alone, without strata.
     """
     num_blocks = len(length_B)
     keys = torch.arange(num_blocks) if row_keys is None else row_keys
     level = uniform(stream_key(seed, "evaluation levels"), keys)
-    if draws == 1 and row_keys is None:
+    if row_keys is None:
         level = (shuffle(stream_key(seed, "evaluation strata"), num_blocks) + level) / num_blocks
     share_BR = (torch.arange(draws) + level[:, None]) / draws
     counts = 1 + (length_B[:, None] * share_BR).floor().long()

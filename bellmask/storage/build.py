@@ -11,8 +11,17 @@ from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.laws import Dirac, TimeLaw, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.laws import (
+    Band,
+    Dirac,
+    TimeLaw,
+    TruncatedGaussian,
+    TruncatedLaplace,
+    Uniform,
+    WithUniform,
+)
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
+from bellmask.diffusion.progress import ProgressLaw
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test
 from bellmask.model.attention import AttentionRules
@@ -39,8 +48,11 @@ def build_law(options: opt.LawOptions) -> TimeLaw:
         "dirac": lambda: Dirac(mu),
         "gaussian": lambda: TruncatedGaussian(mu, scale),
         "laplace": lambda: TruncatedLaplace(mu, scale),
+        "band": lambda: Band(*opt.band_ends(options)),
+        "progress": ProgressLaw,
     }
-    return look_up("time law", options.name, table)()
+    law, share = look_up("time law", options.name, table)(), options.uniform_share
+    return law if share is None else WithUniform(law, share)
 
 
 def build_schedule(options: opt.ScheduleOptions) -> Schedule:

@@ -39,8 +39,10 @@ def _objective_name(flat: Mapping[str, Any]) -> str:
         is_default = encoding == DEFAULT_ENCODINGS[framework]
         return framework if is_default else f"{framework}+{encoding}"
     kind, law, schedule = flat["objective.name"], flat["law.name"], flat["schedule.name"]
-    numbers = ",".join(str(flat[k]) for k in ("law.mu", "law.scale") if flat[k] is not None)
+    ends = ("law.mu", "law.scale", "law.low", "law.high")
+    numbers = ",".join(str(flat[k]) for k in ends if flat[k] is not None)
     law = f"{law}:{numbers}" if numbers else law
+    law += f"+uniform{share}" if (share := flat["law.uniform_share"]) is not None else ""
     if schedule != "linear":
         keys = ("schedule.power", "schedule.mu", "schedule.scale")
         numbers = ",".join(str(flat[k]) for k in keys if flat[k] is not None)

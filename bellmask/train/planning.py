@@ -1,5 +1,7 @@
 """Step → its rows, times, masks and attention: a function of (seed, step), without state.
 
+Only a law that changes while training has state; it says itself what it is at a step.
+
 B batch, L block length. Noise belongs to a sample's place in the global batch, so it does not
 matter which process or microbatch a sample is computed in.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -121,6 +124,7 @@ class StepPlanner:
         self.batches = BatchPlan(len(blocks), size, seed, *mixture)
         self.is_padded = blocks.is_padded  # looks at all rows
         self.counts = CountLaw(objective) if config.sft.min_masks else None
+        self.later_counts = lru_cache(maxsize=2)(CountLaw)  # of a law that has changed
         is_sft = config.sft.train is not None
         # rows of like length share a microbatch, cut to its longest: same loss, less padding
         self.sorts_by_length = is_sft
@@ -143,7 +147,7 @@ class StepPlanner:
     # Paper: App. C.5: stratified sampling
     def times(self, step: int) -> Tensor:
         """Times of the whole global batch, float64 [batch_size]."""
-        return self.objective.times(self.levels(step))
+        return self.objective.at(step).times(self.levels(step))
 
     def length(self, step: int) -> int:
         """Block length at a step: shorter now and then, if the options say so."""
@@ -168,7 +172,7 @@ class StepPlanner:
 
     def __call__(self, step: int) -> StepPlan:
         """Everything random about a step."""
-        length, levels = self.length(step), self.levels(step)
+        length, levels, objective = self.length(step), self.levels(step), self.objective.at(step)
         rows = self.batches.rows(step)[: len(levels)]
         real = self.blocks.row_lengths(rows).clamp(max=length)  # tokens before padding
         start = torch.minimum(self.blocks.row_starts(rows), real)  # first maskable position
@@ -182,8 +186,10 @@ class StepPlanner:
             is_maskable_BL = is_real_BL
             if self.blocks.starts is not None:
                 is_maskable_BL = (starts_B[:, None] <= place) & (place < ends_B[:, None])
-            t_B = self.objective.times(levels[samples])
-            context_B, weight_B = self._draw_counts(t_B, levels[samples], ends_B - starts_B)
+            t_B = objective.times(levels[samples])
+            context_B, weight_B = self._draw_counts(
+                objective, t_B, levels[samples], ends_B - starts_B
+            )
             return Microbatch(
                 first,
                 self.blocks.rows(rows[samples])[:, :width],
@@ -199,20 +205,21 @@ class StepPlanner:
 
         num_maskable = int((real - start).sum())
         count = len(rows) if self.counts_examples else num_maskable
-        c = self.objective.normalizer if self.config.objective.divide_by_c else 1.0
+        c = objective.normalizer if self.config.objective.divide_by_c else 1.0
         microbatches = [microbatch(*share) for share in self._shares(real)]
         return StepPlan(microbatches, num_maskable, 1 / max(1, count) / c)
 
     def _draw_counts(
-        self, t_B: Tensor, levels_B: Tensor, maskable_B: Tensor
+        self, objective: Objective, t_B: Tensor, levels_B: Tensor, maskable_B: Tensor
     ) -> tuple[Tensor | None, Tensor | None]:
         """(tokens left where their number is drawn, weights of rows where they differ)."""
         context_B, weight_B = None, None
         if self.counts is not None:
-            count_B, weight_B = self.counts.draw(levels_B, maskable_B)
+            counts = self.counts if objective is self.objective else self.later_counts(objective)
+            count_B, weight_B = counts.draw(levels_B, maskable_B)
             context_B = maskable_B - count_B
-        elif not self.objective.is_unweighted:
-            weight_B = self.objective.weight(t_B)
+        elif not objective.is_unweighted:
+            weight_B = objective.weight(t_B)
         if self.counts_examples:
             share_B = 1 / maskable_B.clamp(min=1).double()
             weight_B = share_B if weight_B is None else weight_B * share_B

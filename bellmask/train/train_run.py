@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import math
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -19,9 +20,12 @@ from bellmask.config.config import RunConfig, is_free_option
 from bellmask.data.prepare import describe_blocks
 from bellmask.diffusion.laws import TimeLaw
 from bellmask.diffusion.objectives import Objective
+from bellmask.diffusion.progress import NUM_ROWS, AdaptiveLaw
 from bellmask.evaluate.likelihood import (
+    BlockScorer,
     describe_text,
     evaluate,
+    nll_by_rate,
     own_text,
     unigram_cross_entropy,
 )
@@ -115,6 +119,8 @@ class _Training:
         """``before``: run.json of a run that is resumed."""
         self.config = config = start.config
         self.objective, self.is_own = own or build.build_objective(config), own is not None
+        law = getattr(self.objective, "law", None)
+        self.law = law if isinstance(law, AdaptiveLaw) else None
         self.start, self.folder, self.world = start, folder, world
         self.tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         self.data = replace(data, valid=data.valid.spread(config.validation.blocks))
@@ -145,7 +151,8 @@ class _Training:
         )
         saver = Saver(self.store, world.device, in_background=self.plan.in_background)
         # validation before checkpoint, so that a checkpoint knows its NLL
-        actions = [
+        actions = [Action(f"{self.law.every} steps", self._probe)] if self.law else []
+        actions += [
             Action(config.validation.every, self._validate),
             Action(config.validation.samples_every, self._write_samples),
             Action(config.checkpoint.every, self._save, config.checkpoint.keep_steps, is_save=True),
@@ -205,6 +212,8 @@ class _Training:
         if checkpoint is not None:
             load_tensors(checkpoint, state.tensors(), world, is_intact=True)
             state.restore(read_state(checkpoint))
+        if self.law:
+            self.law.load_state(state.law)
         self._introduce(checkpoint)
         self.trainer.full_speed = self._full_speed()
         with contextlib.ExitStack() as stack:
@@ -311,21 +320,44 @@ class _Training:
     def _validated_on(self) -> str:
         return describe_text(len(self.data.valid), f"the {own_text(self.config.data)}")
 
+    def _probe(self) -> None:
+        """Let the law see what was learned since the last probe. It counts as training time.
+
+        The next step may be planned already, in a thread: the new law begins with the one after.
+        """
+        state, law, started = self.state, self.law, time.perf_counter()
+        assert law is not None
+        if state.step % law.every:
+            return  # the last step
+        with state.evaluating(is_averaged=False) as model:
+            scorer = BlockScorer(model, self.data.train.spread(NUM_ROWS), **self._how_to_score())
+            nll_KB = nll_by_rate(scorer, in_step=is_sharded(model))
+        law.update(nll_KB, state.step + 1)
+        state.law = law.state()
+        state.seconds += time.perf_counter() - started
+        found = {"mean": law.mean, "width": law.deviation, "parameters": law.parameters}
+        self.trainer.record("law", found)
+
+    def _how_to_score(self) -> dict[str, Any]:
+        return {
+            "mask_id": self.tokenizer.mask_id,
+            "framework": self.framework,
+            "world": self.world,
+            "precision": self.plan.precision,
+            "rules": self.rules,
+        }
+
     def _validate(self) -> None:
         options, state, trainer = self.config.validation, self.state, self.trainer
         with state.evaluating() as model:
             result = evaluate(
                 model,
                 self.data.valid,
-                mask_id=self.tokenizer.mask_id,
                 draws=options.draws,
                 seed=options.seed,
                 batch_size=options.batch_size,
-                framework=self.framework,
-                world=self.world,
-                precision=self.plan.precision,
-                rules=self.rules,
                 in_step=is_sharded(model),
+                **self._how_to_score(),
             )
         state.nll = result.nll if math.isfinite(result.nll) else None
         trainer.record("validation", result.summary())

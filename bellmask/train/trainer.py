@@ -48,6 +48,8 @@ class TrainState:
     skipped: int = 0
     """Steps in a row, up to this one, that made no update."""
     window: Window = field(default_factory=Window)
+    law: dict[str, Any] = field(default_factory=dict)
+    """Of a time law that changes while training."""
 
     @staticmethod
     def begin(model: nn.Module, options: OptimOptions) -> TrainState:
@@ -80,10 +82,10 @@ class TrainState:
         return RunProgress(self.step, self.tokens, self.seconds / 60)
 
     @contextlib.contextmanager
-    def evaluating(self) -> Iterator[nn.Module]:
+    def evaluating(self, *, is_averaged: bool = True) -> Iterator[nn.Module]:
         """The model with averaged weights (where there are any), in evaluation mode."""
         self.model.eval()
-        with self.ema.applied() if self.ema else contextlib.nullcontext():
+        with self.ema.applied() if self.ema and is_averaged else contextlib.nullcontext():
             yield self.model
         reshard(self.model)
         self.model.train()

@@ -331,6 +331,25 @@ def test_a_law_is_described_as_it_is_trained_on():
     assert sum(law["context_weights"]) == pytest.approx(1)
 
 
+def test_a_law_that_changed_is_shown_over_the_training(entries):
+    """Half of the steps at a mean of 0.2 or so, then at 0.8: both in what was drawn."""
+    steps = applied("progress").train.steps
+    laws = [[-1, 0.2], [steps // 2 - 1, 0.8]]
+    lines = [{"step": step, "parameters": [mean, 0.1]} for step, mean in laws]
+    law = law_summary(applied("progress"), lines)
+    t, density = np.array(law["t"]), np.array(law["density"])
+    assert t[density.argmax()] == pytest.approx(0.8)
+    rate, histogram = (np.arange(25) + 0.5) / 25, np.array(law["mask_rate_histogram"]) / 25
+    assert (rate * histogram).sum() == pytest.approx(0.5, abs=0.02)
+    assert histogram[rate < 0.5].sum() == pytest.approx(0.5, abs=0.05)
+    found = summarize(entries(Run(), Run("bell", shift=sooner(2))), "base")
+    assert len(comparison_tables(found)) == 2
+    shown = [{"step": s, "mean": 0.1 + s / 1000, "width": 0.15} for s in (100, 200, 350)]
+    found["variants"]["bell"]["runs"][0]["law"] = shown
+    rows = comparison_tables(found)[-1].rows
+    assert rows == [["bell", "-", "0.20 ± 0.15", "0.30 ± 0.15", "0.30 ± 0.15", "0.45 ± 0.15"]]
+
+
 def test_the_effective_sample_share():
     """E[s]^2 / E[s^2] of s = w(t)(1 - alpha): 1, 2 sigma sqrt(pi), and 1 / integral of 1/f."""
     shares = {"base": 1.0, "importance_t": 0.354, "importance": 0.348, "aoarm": 1}

@@ -14,8 +14,16 @@ from bellmask.compare.variants import SUITES, check_shared, parse_variant, parse
 from bellmask.config import presets
 from bellmask.config.config import RunConfig
 from bellmask.config.options import FrameworkOptions, LawOptions, ObjectiveOptions, ScheduleOptions
-from bellmask.diffusion.laws import Dirac, TruncatedGaussian, TruncatedLaplace, Uniform
+from bellmask.diffusion.laws import (
+    Band,
+    Dirac,
+    TruncatedGaussian,
+    TruncatedLaplace,
+    Uniform,
+    WithUniform,
+)
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo
+from bellmask.diffusion.progress import ProgressLaw
 from bellmask.diffusion.schedules import Linear, MiddleFlat
 from bellmask.model.transformer import ENCODINGS
 from bellmask.storage.build import build_model, build_objective
@@ -34,6 +42,10 @@ MEANT = {
     "gaussian:0.4,0.2": Bell(OTHER_GAUSSIAN),
     "laplace": Bell(TruncatedLaplace(0.5, 0.1)),
     "laplace:0.45,0.2": Bell(TruncatedLaplace(0.45, 0.2)),
+    "band": Bell(Band(0.3, 0.8)),
+    "band:0.2,0.7": Bell(Band(0.2, 0.7)),
+    "bell+uniform0.05": Bell(WithUniform(GAUSSIAN, 0.05)),
+    "band:0.3+uniform0.1": Bell(WithUniform(Band(0.3, 0.8), 0.1)),
     "importance": Importance(GAUSSIAN, False),
     "importance:0.4,0.2": Importance(OTHER_GAUSSIAN, False),
     "importance_t": Importance(GAUSSIAN, True),
@@ -73,6 +85,12 @@ def changed(before, after):
     """Options that differ, with their new values."""
     old, new = before.flat(), after.flat()
     return {name: new[name] for name in new if new[name] != old[name]}
+
+
+def test_progress_is_a_law_without_numbers():
+    objective = build_objective(applied("progress"))
+    assert isinstance(objective, Bell)
+    assert isinstance(objective.law, ProgressLaw)
 
 
 @pytest.mark.parametrize("text", MEANT)
@@ -121,7 +139,8 @@ def test_a_suffix_sets_its_option_and_no_other():
 
 def test_runs_are_called_by_their_variants():
     texts = ["base", "bell", "arm", "sigma_arm", "aoarm", "aoarm+crossed", "sigma_arm+literal"]
-    texts += ["laplace:0.5,0.2", "dirac:0.4", "uniform"]
+    texts += ["laplace:0.5,0.2", "dirac:0.4", "uniform", "band:0.2,0.7", "progress"]
+    texts += ["gaussian:0.5,0.1+uniform0.05"]
     configs = [parse_variant(text).apply(presets.tiny()) for text in texts]
     assert names_of(configs) == texts
     # a default that is written out is still the default
@@ -144,7 +163,18 @@ def test_runs_are_called_by_their_variants():
         *[("bell+lr2+lr3", "twice"), ("fast+lr2", "twice")],
         *[(f"{name}:0.5,0.1,2", f"{name} takes 2") for name in ("gaussian", "middle_flat")],
         *[("gaussian:a", "'a'"), ("laplace:0.5,", "0.5,"), ("laplace:,0.1", ",0.1")],
-        *[(text, "law") for text in ("dirac:nan", "dirac:0", "gaussian:0.5,-1", "laplace:inf")],
+        ("progress:0.5", "takes 0 number"),
+        *[
+            (text, "law")
+            for text in (
+                "band:0.8,0.3",
+                "bell+uniform1.5",
+                "dirac:nan",
+                "dirac:0",
+                "gaussian:0.5,-1",
+                "laplace:inf",
+            )
+        ],
     ],
 )
 def test_bad_variants_are_refused(text, names):

@@ -11,13 +11,16 @@ from sampling_tools import seeded
 from scipy import stats
 
 from bellmask.diffusion.laws import (
+    Band,
     DensityLaw,
     Dirac,
     TruncatedGaussian,
     TruncatedLaplace,
     Uniform,
+    WithUniform,
     strata,
 )
+from bellmask.diffusion.theory import bell_test
 
 DIGITS = 60
 TIMES = [1e-3, 0.03, 0.2, 0.5, 0.77, 0.97, 0.999]
@@ -117,12 +120,57 @@ def test_gaussian_far_outside_stays_a_law_concentrated_at_the_nearer_end(mu, sig
 
 @pytest.mark.parametrize(
     "law",
-    [Uniform(), TruncatedGaussian(), TruncatedLaplace(), DensityLaw(lambda t: t)],
-    ids=["uniform", "gaussian", "laplace", "density"],
+    [
+        Uniform(),
+        TruncatedGaussian(),
+        TruncatedLaplace(),
+        DensityLaw(lambda t: t),
+        Band(),
+        WithUniform(Band()),
+    ],
+    ids=["uniform", "gaussian", "laplace", "density", "band", "band+uniform"],
 )
 def test_nothing_lies_outside_the_unit_interval(law):
     assert law.pdf(float64([-0.1, 1.1])).tolist() == [0, 0]
     torch.testing.assert_close(law.cdf(float64([-0.1, 0, 1, 1.1])), float64([0, 0, 1, 1]))
+
+
+def test_a_band_is_scipys_uniform_law():
+    law, reference = Band(0.3, 0.8), stats.uniform(0.3, 0.5)
+    t, u = np.linspace(0, 1, 21), np.linspace(0, 1, 11)
+    np.testing.assert_allclose(law.pdf(torch.from_numpy(t)), reference.pdf(t), rtol=1e-14)
+    np.testing.assert_allclose(law.cdf(torch.from_numpy(t)), reference.cdf(t), atol=1e-15)
+    np.testing.assert_allclose(law.icdf(torch.from_numpy(u)), reference.ppf(u), rtol=1e-14)
+    assert law.mean == pytest.approx(0.55, rel=1e-13)
+    assert law.deviation == pytest.approx(0.5 / 12**0.5, rel=1e-13)
+
+
+@pytest.mark.parametrize("law", [TruncatedGaussian(0.3, 1e-3), TruncatedLaplace(), Band(0.4, 0.41)])
+@pytest.mark.parametrize("share", [1e-3, 0.05, 0.9])
+def test_a_uniform_share_is_a_mixture(law, share):
+    """Means of densities, cdfs and moments; the inverse to the last digits; positive everywhere."""
+    mixed = WithUniform(law, share)
+    t = torch.linspace(0, 1, 101, dtype=torch.float64)
+    for name in ("pdf", "cdf"):
+        both = (1 - share) * getattr(law, name)(t) + share * getattr(Uniform(), name)(t)
+        torch.testing.assert_close(getattr(mixed, name)(t), both, rtol=1e-13, atol=1e-15)
+    assert float(mixed.pdf(t).min()) >= share * (1 - 1e-12)
+    u = float64([0.0, 1e-9, *np.linspace(0.001, 0.999, 99), 1 - 1e-9, 1.0])
+    torch.testing.assert_close(mixed.cdf(mixed.icdf(u)), u, rtol=0, atol=1e-13)
+    for power in (1, 2):
+        found = mixed.expectation(lambda t, power=power: t**power)
+        own = law.expectation(lambda t, power=power: t**power)
+        assert found == pytest.approx((1 - share) * own + share / (power + 1), rel=1e-12)
+    assert mixed.mean == pytest.approx(mixed.expectation(lambda t: t), rel=1e-12)
+    assert bell_test(mixed).max_margin == pytest.approx((1 - share) * bell_test(law).max_margin)
+
+
+@pytest.mark.parametrize("law", [TruncatedGaussian(0.61, 0.15), WithUniform(TruncatedGaussian())])
+def test_a_time_does_not_depend_on_those_it_is_drawn_with(law):
+    """To the last bit: microbatches and processes draw parts of a batch."""
+    u = torch.rand(256, dtype=torch.float64, generator=seeded(3))
+    for size in (1, 7, 128):
+        assert torch.equal(torch.cat([law.icdf(part) for part in u.split(size)]), law.icdf(u))
 
 
 def test_uniform_and_dirac():
@@ -168,6 +216,9 @@ def test_a_law_of_the_users_own_is_that_of_scipy(density, kinks, reference):
     ("make", "given", "names"),
     [
         (DensityLaw, [lambda t: t - 0.5], "non-negative"),
+        (Band, [0.8, 0.3], "low < high"),
+        (WithUniform, [Dirac()], "density"),
+        (WithUniform, [Uniform(), 1.0], "share"),
         (DensityLaw, [lambda t: 0 * t], "zero everywhere"),
         (DensityLaw, [lambda t: t / 0], "finite"),
         (DensityLaw, [lambda t: t[:1]], "each time"),

@@ -163,7 +163,7 @@ class Network(nn.Module):
 
 
 def test_the_plain_loop_learns():
-    plain, _, own_law = code_blocks("docs/your-own-loop.md", "python")
+    plain, tuned, _, own_law = code_blocks("docs/your-own-loop.md", "python")
     torch.manual_seed(0)
     network, rows, seen = Network(5), torch.arange(12).repeat(32, 1) % 5, []
 
@@ -178,11 +178,17 @@ def test_the_plain_loop_learns():
     assert seen[0] > 1.3, "at first about log 5, the scale of the NELBO"
     assert seen[-1] < 0.75 * seen[0]
     exec(own_law, {})
+    network = Network(5)  # anew, with the law that tunes itself in the same loop
+    names |= {"network": network, "loader": loader(), "probe_rows": rows[:16]}
+    names["optimizer"] = torch.optim.Adam(network.parameters(), lr=0.05)
+    exec(tuned + plain.partition("B strata\n")[2], names)
+    assert seen[-1] < 0.75 * seen[150]
+    assert names["law"].parameters != [0.5, 0.1]
 
 
 @pytest.mark.long
 def test_the_hugging_face_trainer_trains(tmp_path, monkeypatch):
-    _, program, _ = code_blocks("docs/your-own-loop.md", "python")
+    program = code_blocks("docs/your-own-loop.md", "python")[2]
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(program.replace("max_steps=30", "max_steps=30, logging_steps=1, use_cpu=True"), names)

@@ -15,6 +15,7 @@ import torch
 
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.diffusion.frameworks import Problem
+from bellmask.diffusion.progress import ProgressLaw
 from bellmask.train.train_run import train_run
 
 rows: list[Any] = []
@@ -31,6 +32,7 @@ def recording_ask(problem: Problem, *args: Any, **options: Any) -> Any:
 def train(path: str) -> None:
     """Train all jobs of a file."""
     Problem.ask = recording_ask  # type: ignore[method-assign]
+    ProgressLaw.every = 2  # so that short trainings change it
     torch.set_num_threads(1)
     for job in json.loads(Path(path).read_text()):
         os.environ["MASTER_PORT"] = str(job["port"])

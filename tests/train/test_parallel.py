@@ -35,6 +35,7 @@ FEW = [
     ("", {"--train.microbatch-size 2 --scale.recompute block": 1, "": 2, PARTS: 2}),
     (f"{DROPOUT} --optimizer muon --optim.weight-decay 0.1", {FULL: 2}),
     ("--train.precision bfloat16 --model.modulation time --model.local-conv 3", {FULL: 2}),
+    ("--law progress --train.microbatch-size 2", {"": 2, FULL: 2}),
 ]
 """Options, and in which other ways (and numbers of processes) a run must learn the same."""
 STAGE = "--train.microbatch-size 2 --data.block-length 48"

@@ -24,6 +24,7 @@ from fault_tools import (
 from bellmask.config.presets import preset
 from bellmask.diffusion.laws import DensityLaw
 from bellmask.diffusion.objectives import Bell
+from bellmask.diffusion.progress import ProgressLaw
 from bellmask.train.step import TrainStep
 from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
@@ -75,6 +76,30 @@ def test_resuming_is_exact(name, options, stops, small_config, tmp_path, monkeyp
     result = train_run(config, tmp_path / "parts", resume="yes", is_quiet=True)
     assert (result.step, result.stopped_by) == (9, None)
     assert_same(tmp_path / "parts", tmp_path / "whole")
+
+
+SFT = "--sft.train toy:reverse:3 --sft.min-masks 1 --sft.round-to 8 --data.block-length 48"
+
+
+@pytest.mark.parametrize("options", ["", SFT])
+def test_a_law_that_changes_resumes_exactly(options, small_config, tmp_path, monkeypatch):
+    """Stopped where a probe was, where its law is planned but not in use yet, and between."""
+    monkeypatch.setattr(ProgressLaw, "every", 2)
+    rest = f"--law progress --train.steps 9 --validation.every 3 {options}".split()
+    keep = "--train.microbatch-size 4 --log.every 4 --checkpoint.keep-last 1".split()
+    config = small_config(*keep, *rest)
+    train_run(config, tmp_path / "whole", is_quiet=True)
+    for stop in (4, 5, 7):
+        with monkeypatch.context() as patch:
+            signal_at(patch, stop)
+            train_run(config, tmp_path / "parts", resume="auto", is_quiet=True)
+    train_run(config, tmp_path / "parts", resume="yes", is_quiet=True)
+    assert_same(tmp_path / "parts", tmp_path / "whole")
+    laws = [line for line in lines_of(tmp_path / "whole") if line["kind"] == "law"]
+    assert [line["step"] for line in laws] == [2, 4, 6, 8]
+    assert len({tuple(line["parameters"]) for line in laws}) > 1
+    state = json.loads((checkpoints(tmp_path / "whole")[-1] / "state.json").read_text())
+    assert state["law"]["laws"][-1] == [9, *laws[-1]["parameters"]]
 
 
 def resume(run, *args, out=None, how="auto"):
