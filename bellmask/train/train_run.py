@@ -438,9 +438,10 @@ def microbatch_before(before: dict[str, Any], config: RunConfig) -> int:
 
 def check_resumable(folder: Path, config: RunConfig) -> None:
     """Refuse, naming them, options that differ from the run's and would change its course."""
-    is_recorded = "microbatch" in run_folder.read_description(folder)  # and compared later
+    is_begun = (folder / "run.json").exists()  # absent after a kill right behind config.json
+    is_recorded = is_begun and "microbatch" in run_folder.read_description(folder)
     beside = {  # these affect the result only beside others
-        "train.microbatch_size": config.model.dropout == 0 or is_recorded,
+        "train.microbatch_size": config.model.dropout == 0 or is_recorded,  # compared later
         "train.steps": config.optim.curve == "constant",
     }
     before = run_folder.read_config(folder).resolved().flat()
