@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None
         self._assign(average, average.lerp(gradient, 1 - group["momentum"]))
         lookahead = full_tensor(gradient.lerp(average, group["momentum"]))  # Nesterov
-        dtype = torch.float32 if parameter.device.type == "cpu" else torch.bfloat16
+        dtype = torch.bfloat16 if parameter.device.type == "cuda" else torch.float32
         update = orthogonalize(lookahead, dtype).to(parameter.dtype)
         if isinstance(parameter, DTensor):  # every process has the whole update: take its part
             mesh, placements = parameter.device_mesh, parameter.placements

@@ -145,7 +145,8 @@ class TrainStep:
         # DDP and FSDP2 average over processes, and what is wanted is the sum
         to_backward = plan.scale * world.size
         # loss, masked tokens, processes that want to stop, then each process's largest weight
-        sums = torch.zeros(3 + world.size, dtype=torch.float64, device=world.device)
+        dtype = torch.float32 if world.device.type == "mps" else torch.float64  # a Mac's has none
+        sums = torch.zeros(3 + world.size, dtype=dtype, device=world.device)
         for number, each in enumerate(passes, start=1):
             with gradient_sync(self.replica, number == len(passes)):
                 loss_sum = self._forward(step, each)
@@ -155,7 +156,7 @@ class TrainStep:
         sums[2] = self.wants_stop()
         sums[3 + world.rank] = max(each.largest_weight for each in passes)
         sums, norm = world.all_reduce_sum(sums), self._clip_gradient()
-        numbers = torch.cat([norm.double()[None], sums])
+        numbers = torch.cat([norm.to(dtype)[None], sums])
         is_bad, event = None, None
         if self.reads_late:
             is_bad = ~numbers[:2].isfinite().all()
