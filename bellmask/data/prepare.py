@@ -42,7 +42,7 @@ from bellmask.data.readers import Piece, parse_numbers, rule_identity
 from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.data.toys import toy_blocks
 from bellmask.utils.console import visible_lines
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.table import Table
@@ -488,11 +488,16 @@ class PrepareOptions(CorpusOptions):
 
     split: Literal["train", "valid", "test", "all"] = "all"
     """Split to prepare; all: every split that training reads."""
+    num_workers: int | None = None
+    """Threads that tokenize; default: one per core."""
 
 
 def prepare_main(args: Sequence[str]) -> int:
     """Prepare blocks and print where they are."""
     command, rest = parse_data_command(PrepareOptions, args, command="prepare")
+    if command.num_workers is not None:
+        check_least(command, num_workers=1)
+        os.environ["RAYON_NUM_THREADS"] = str(command.num_workers)  # tokenizers reads it once
     options = _data_options(command, rest, "bellmask prepare")
     tokenizer = make_tokenizer(options)
     read: list[corpora.Split] = ["train", options.valid_split]

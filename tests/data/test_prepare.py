@@ -8,6 +8,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -229,3 +231,36 @@ def test_wikitext2_has_60_validation_articles(tmp_path, fetched):
     text = BYTES.decode(ids.flatten().numpy())
     assert text.lstrip().startswith("= Homarus gammarus =")
     assert "@-@" not in text
+
+
+COUNT_THREADS = """
+import os, sys
+from bellmask.cli import run_command
+assert run_command(sys.argv[1:]) == 0
+names = [open(f"/proc/self/task/{t}/comm").read() for t in os.listdir("/proc/self/task")]
+print("threads", len(names))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_tokenization_uses_the_threads_that_it_is_given(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("a few words on each line\n" * 2000)
+    threads, blocks = [], []
+    for workers in (1, 5):
+        cache = tmp_path / f"cache-{workers}"
+        words = (
+            f"prepare {text} --data.tokenizer bpe:280 --data.documents line --data.cache {cache}"
+        )
+        args = [*words.split(), "--num-workers", str(workers)]
+        run = subprocess.run(
+            [sys.executable, "-c", COUNT_THREADS, *args],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        threads.append(int(run.stdout.split()[-1]))
+        blocks.append([p.read_bytes() for p in sorted(cache.glob("blocks/*/tokens*.bin"))])
+    assert threads[0] < 5 <= threads[1]
+    assert blocks[0] == blocks[1] != []
