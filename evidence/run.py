@@ -21,6 +21,7 @@ from downstream import measure_downstream
 from medium import measure_medium
 from perplexities import measure_perplexities
 from suites import MEDIUM, TEXTS, measure_suites, settings
+from tuning import measure_tuning
 from write import write_pages
 
 HOURS = {
@@ -30,14 +31,16 @@ HOURS = {
     "perplexities": 1.0,
     "adapting": 1.5,
     "downstream": 2.0,
+    "tuning": 3.0,
 }
 """About how long each part takes on two cores, in the order in which they run.
 
 suites and adapting: half the sum of the runs' `seconds` in docs/results/*.json (two run at a time),
 with the suites that LM1B still lacks at WikiText-2's times, and a third more for validation.
-medium: fourteen runs of about an hour, as the preset says, and what is measured of them. analyses,
-perplexities and downstream were not timed: their steps at the time per step of the runs of that
-size in those files, rounded up for the measurements.
+medium: fourteen runs of about an hour, as the preset says, and what is measured of them. tuning:
+240 runs of under a minute each, and their probes. analyses, perplexities and downstream were not
+timed: their steps at the time per step of the runs of that size in those files, rounded up for the
+measurements.
 """
 
 
@@ -90,6 +93,7 @@ def main() -> int:
         "downstream": lambda: measure_downstream(
             given.stories, given.stories_text, given.benchmarks
         ),
+        "tuning": lambda: measure_tuning(given.lm1b, given.jobs),
     }
     is_complete = True
     for part in parts:

@@ -26,6 +26,7 @@ from suites import (
     suites_page,
     targets_table,
 )
+from tuning import tuning_page
 from why import analyses_page, judge_findings
 
 from bellmask.utils.table import Table
@@ -47,6 +48,7 @@ PAGES = {
     "perplexities": Page("Perplexities", judge_perplexities, perplexities_page),
     "adapting": Page("From a causal LM to a masked one", judge_adapting, adapting_page),
     "downstream": Page("Downstream benchmarks", judge_downstream, downstream_page),
+    "tuning": Page("A law that tunes itself", list, tuning_page),
 }
 """docs/results/NAME.md, by NAME."""
 
