@@ -133,11 +133,6 @@ def run_subject(
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
     framework = run.config.framework.name
-    if framework == "sigma_arm" and length > run.config.data.block_length:
-        raise UserError(
-            f"{run.folder} has an order of {run.config.data.block_length} tokens; --length "
-            f"{length} is longer"
-        )
     has_steps = options.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
     trial = sampling_for(run, options.sampling, 1 if has_steps else None)
@@ -343,9 +338,7 @@ def measure_cell(
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
-        raise UserError(
-            f"scorer {scorer.name!r} gives a likelihood that is not finite; use another one"
-        )
+        raise UserError(f"scorer {scorer.name!r} gives a non-finite likelihood; use another one")
     entropies = [unigram_entropy(a.ids) for a, _ in counted]
     return {
         "perplexity": perplexity_of(total / count) if count else None,
@@ -405,11 +398,8 @@ def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
     Perplexity is per scorer token, and text with long words has fewer but less likely ones. Between
     runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
     """
-    found = [
-        cell["length"] * math.log(cell["perplexity"])
-        for cell in setting["cells"]
-        if cell["perplexity"] is not None
-    ]
+    cells = [cell for cell in setting["cells"] if cell["perplexity"] is not None]
+    found = [cell["length"] * math.log(cell["perplexity"]) for cell in cells]
     return sum(found) / len(found) if found else None
 
 
@@ -430,9 +420,8 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
     if setting is None:
         return ""
     mean, sd = setting["mean"], setting["sd"]
-    return (
-        f"{plus_minus(mean['perplexity'], sd['perplexity'])} ({plus_minus(mean['entropy'], None)})"
-    )
+    perplexity = plus_minus(mean["perplexity"], sd["perplexity"])
+    return f"{perplexity} ({plus_minus(mean['entropy'], None)})"
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:

@@ -287,13 +287,11 @@ class EndpointJudge:
         """Notes on rejected requests, and on settings that were omitted."""
         lines, records = [], self._records(judged)
         if refusals := self._refusals(judged):
-            lines.append(
-                f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."
-            )
+            lines += [f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."]
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
         if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):
-            lines.append(f"The judge does not support {names}: requests were sent without.")
+            lines += [f"The judge does not support {names}: requests were sent without."]
         return lines
 
 
@@ -399,10 +397,8 @@ def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
     """Text before the answer, and text with it. The former ends in a colon, so that the answer
     starts a new token.
     """
-    earlier = [
-        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
-        for asked, answer in zip(pair.task.turns, said[:-1])
-    ]
+    turns = zip(pair.task.turns, said[:-1])
+    earlier = [f"Question: {asked}\nAnswer: {answer.strip()}\n\n" for asked, answer in turns]
     before = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
     return before, f"{before} {said[-1].strip()}"
 
@@ -536,9 +532,8 @@ def tables(numbers: Numbers) -> list[Table]:
         ]
         for seed, result in zip(numbers["seeds"], numbers["results"], strict=True)
     ]
-    found += [
-        Table("Outcomes for A", ["seed", *judge_stats.COUNTS, "characters of A", "of B"], outcomes)
-    ]
+    columns = ["seed", *judge_stats.COUNTS, "characters of A", "of B"]
+    found += [Table("Outcomes for A", columns, outcomes)]
     for name in judge_stats.PARTS:
         word = name.removeprefix("by_")
         rows = [
@@ -668,9 +663,7 @@ def _pairwise(options: PairwiseOptions) -> None:
         # all seeds at once, so that threads do not idle between seeds
         everything = judge.judge([pair for mine in pairs.values() for pair in mine])
     except KeyboardInterrupt as stop:
-        words = (
-            f"interrupted; answers so far are stored in {folder}, and the same command continues"
-        )
+        words = f"interrupted; answers so far are in {folder}, and the same command continues"
         raise KeyboardInterrupt(str(stop) or words) from None
 
     found = iter(everything)

@@ -189,9 +189,8 @@ def _task(record: Record, index: int, place: str) -> JudgeTask:
     turns = _turns(record, place)
     if not turns or not all(turn.strip() for turn in turns):
         raise UserError(f"{place} has an empty instruction")
-    name = next(
-        (record[key] for key in ("id", "question_id") if record.get(key) is not None), index
-    )
+    names = (record.get(key) for key in ("id", "question_id"))
+    name = next((name for name in names if name is not None), index)
     category = next((record[key] for key in ("category", "dataset") if record.get(key)), "all")
     reference = None
     if record.get("reference") is not None:
@@ -299,10 +298,7 @@ class Judged:
 def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
     """Result and preference for A of the verdict with A shown first and the one with B first."""
     both = (a_first.choice, b_first.choice)
-    won: dict[tuple[Choice, Choice], Result] = {
-        ("first", "second"): "win",
-        ("second", "first"): "loss",
-    }
+    won: dict[Any, Result] = {("first", "second"): "win", ("second", "first"): "loss"}
     result = "unreadable" if "unreadable" in both else won.get(both, "tie")
     if result == "unreadable" or a_first.preference is None or b_first.preference is None:
         return result, VALUES[result]
@@ -437,11 +433,8 @@ def _mt_bench(rows: Sequence[Record]) -> Style:
     """FastChat's pairwise judge: one prompt for a first turn, one for the second, each with a
     variant for tasks that have reference answers.
     """
-    prompts = {
-        row["name"]: (row["system_prompt"], row["prompt_template"])
-        for row in rows
-        if row["name"].startswith("pair-")
-    }
+    rows = [row for row in rows if row["name"].startswith("pair-")]
+    prompts = {row["name"]: (row["system_prompt"], row["prompt_template"]) for row in rows}
 
     def write(pair: Pair, a_first: bool) -> Messages:
         if pair.turn > 1:
@@ -498,10 +491,8 @@ PLAIN_IDENTITY = content_key(1, PLAIN_RULES)
 def write_plain(pair: Pair, a_first: bool) -> Messages:
     """Both conversations, ending with the turn to judge; with a reference answer, if available."""
     has_turns = pair.turn > 0
-    parts = [
-        _conversation(f"Answer {name}", pair.task.turns, said)
-        for name, said in zip("AB", pair.shown(a_first), strict=True)
-    ]
+    both = zip("AB", pair.shown(a_first), strict=True)
+    parts = [_conversation(f"Answer {name}", pair.task.turns, said) for name, said in both]
     if not has_turns:
         parts = [f"=== Request\n{pair.task.turns[0]}", *parts]
     if pair.task.reference is not None:
@@ -592,10 +583,8 @@ class RunSide:
         rows = [run.config.data.block_length, self._length]
         decides = [run_fingerprint(run), form, rows, asdict(self._sampling)]
         self.fingerprint = content_key(FORMAT, decides)
-        self._store = Store(
-            folder / f"{self.fingerprint}.jsonl",
-            lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
-        )
+        kinds, path = {"text": str, "is_cut": bool}, folder / f"{self.fingerprint}.jsonl"
+        self._store = Store(path, lambda record: has_kinds(record, kinds))
 
     def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
         places = [

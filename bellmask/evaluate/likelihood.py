@@ -688,10 +688,8 @@ def exact_curve(
         if len(index) < 2:
             continue
         key = stream_key(seed, "context", context)
-        values = [
-            scorer.mean(part, torch.full_like(part, context), key)
-            for part in index.split(batch_size)
-        ]
+        parts = index.split(batch_size)
+        values = [scorer.mean(part, torch.full_like(part, context), key) for part in parts]
         ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
         cluster = stats.document_clusters(np.asarray(blocks.documents)[index.numpy()])
         nll, error = weighted_mean(ce, weight, cluster)
@@ -724,29 +722,25 @@ def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> floa
 
 def unigram_counts(blocks: Blocks, num_tokens: int) -> stats.Floats:
     """How often each token is a maskable one of the blocks, and once more."""
-    return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
+    columns = _columns(blocks)
+    return np.ones(num_tokens) + sum(np.bincount(ids, minlength=num_tokens) for ids in columns)
 
 
 # Paper: Fig. 3
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
-    counts = np.stack([_counts(tokens, num_tokens) for tokens in _columns(train)])
+    counts = np.stack([np.bincount(ids, minlength=num_tokens) for ids in _columns(train)])
     unigram = counts.sum(0) + 1.0
     own = counts + POSITION_PRIOR * unigram / unigram.sum()
-    return References(
-        _cross_entropy([unigram] * valid.block_length, valid), _cross_entropy(own, valid)
-    )
+    alone = _cross_entropy([unigram] * valid.block_length, valid)
+    return References(alone, _cross_entropy(own, valid))
 
 
 def _cross_entropy(counts: Sequence[stats.Floats] | stats.Floats, blocks: Blocks) -> float:
     """To the tokens of blocks, from a distribution (not normalized) for each position."""
     pairs = zip(counts, _columns(blocks))
     return -float(np.log(np.concatenate([own[tokens] / own.sum() for own, tokens in pairs])).mean())
-
-
-def _counts(tokens: stats.Labels, num_tokens: int) -> stats.Labels:
-    return np.bincount(tokens, minlength=num_tokens)
 
 
 def _columns(blocks: Blocks) -> list[stats.Labels]:
@@ -761,10 +755,7 @@ def _columns(blocks: Blocks) -> list[stats.Labels]:
 
 # Tables and the figure
 
-REFERENCES = {
-    "unigram": "unigram_cross_entropy",
-    "position-wise": "position_wise_cross_entropy",
-}
+REFERENCES = {"unigram": "unigram_cross_entropy", "position-wise": "position_wise_cross_entropy"}
 """Names in tables and in evaluation.json."""
 
 

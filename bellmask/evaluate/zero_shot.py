@@ -75,8 +75,7 @@ class ZeroShotOptions(SuiteOptions):
     """Corpora from 'bellmask data list', or your own files (text, JSONL, JSON, CSV, Parquet).
     Default: the paper's seven, or none of them where --from names only your own."""
     from_files: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(name="from", metavar="NAME=PATH"),
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="from", metavar="NAME=PATH")
     ] = ()
     """Local files (path or glob) of a corpus, read by its own rules instead of downloaded; or your
     own corpus under any other name. May be repeated."""
@@ -259,9 +258,8 @@ def load_blocks(
 def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_missing: bool) -> None:
     """Given files must be readable; other corpora may be skipped if requested."""
     given = {text.name for text in sets if text.files}
-    bad = {n: why for n, why in missing.items() if n in given or not skip_missing}
-    if len(missing) == len(sets):
-        bad = dict(missing)
+    may_skip = skip_missing and len(missing) < len(sets)
+    bad = {n: why for n, why in missing.items() if n in given or not may_skip}
     if not bad:
         return
     lines = [f"{len(bad)} of {len(sets)} sets are not available; nothing was measured:"]

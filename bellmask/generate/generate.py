@@ -238,9 +238,7 @@ def _load(options: GenerateOptions, name: str) -> Loaded:
     """The run, with a note if it is used differently than in training."""
     loaded = options.load(name)
     if loaded.config.data.document_attention:
-        logger.info(
-            "the run was trained with attention within documents; here it attends to the whole row"
-        )
+        logger.info("the run was trained to attend within documents; here it attends to whole rows")
     return loaded
 
 
