@@ -118,7 +118,8 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
     about = "\n\n".join(" ".join(part.split()) for part in about.split("\n\n"))
     if kind is RunConfig:
         about = "Options of a run."
-    told, named = _HelpText(sys.stdout), {"prog": f"bellmask {command}", "description": about}
+    told = _HelpText(sys.stdout)
+    named: dict[str, Any] = {"prog": f"bellmask {command}", "description": about}
     hush = contextlib.suppress(SystemExit)
     with hush, _joined_lines(), contextlib.redirect_stdout(told):
         tyro.cli(kind, default=default, args=["--help"], registry=_HELP, **named)

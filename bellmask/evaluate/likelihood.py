@@ -373,16 +373,10 @@ def nelbo(
     ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
     masked. Rows count as independent documents.
     """
+    how: dict[str, Any] = {"draws": draws, "seed": seed, "batch_size": batch_size}
     with _scorer(network, rows, mask_id, starts, world) as scorer:
-        return evaluate(
-            scorer.model,
-            scorer.blocks,
-            mask_id=mask_id,
-            draws=draws,
-            seed=seed,
-            batch_size=batch_size,
-            world=scorer.world,
-        )
+        how |= {"mask_id": mask_id, "world": scorer.world}
+        return evaluate(scorer.model, scorer.blocks, **how)
 
 
 def probe(
@@ -613,15 +607,12 @@ def text_nll(
     result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=keys)
     total = result.length_B * result.block_nll
     variance = (result.length_B * result.draw_errors) ** 2
-    return [
-        TextNll(
-            float(total[mine].sum()),
-            float(np.sqrt(variance[mine].sum())),
-            int(result.length_B[mine].sum()),
-        )
-        for number in range(len(texts))
-        for mine in [blocks.documents == number]
-    ]
+    found = []
+    for number in range(len(texts)):
+        mine = blocks.documents == number
+        nll, error = float(total[mine].sum()), float(np.sqrt(variance[mine].sum()))
+        found.append(TextNll(nll, error, int(result.length_B[mine].sum())))
+    return found
 
 
 def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
@@ -801,15 +792,11 @@ def _show(report: dict[str, Any]) -> None:
         ("NLL by context count: bins of the draws above", report["context_curve"]),
         ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
     ):
-        rows = [
-            [
-                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
-                f"{p['nll']:.4f}",
-                "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}",
-                str(p["num_draws"]),
-            ]
-            for p in points
-        ]
+        rows = []
+        for p in points:
+            context = str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}"
+            error = "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}"
+            rows.append([context, f"{p['nll']:.4f}", error, str(p["num_draws"])])
         if rows:  # few blocks make no bins
             Table(title, ["observed tokens", "nats", "standard error", "draws"], rows).print()
 

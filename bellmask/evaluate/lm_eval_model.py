@@ -333,17 +333,11 @@ class BellmaskLM(LM):
 
     def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
         """What the masks of each row become; all have the same seed and sampling."""
-        made = fill_rows(
-            self.run,
-            [torch.tensor(gap.row) for gap in gaps],
-            gaps[0].sampling,
-            longest=self.block_length,
-            seed=gaps[0].seed,
-            samples=[gap.sample for gap in gaps],
-            batch_size=max(1, self.options.batch_tokens // max(len(gap.row) for gap in gaps)),
-            progress=progress,
-        )
-        return [one.ids for one in made]
+        rows, samples = [torch.tensor(gap.row) for gap in gaps], [gap.sample for gap in gaps]
+        size = max(1, self.options.batch_tokens // max(map(len, rows)))
+        how: dict[str, Any] = {"seed": gaps[0].seed, "samples": samples, "batch_size": size}
+        how |= {"longest": self.block_length, "progress": progress}
+        return [one.ids for one in fill_rows(self.run, rows, gaps[0].sampling, **how)]
 
     def _text_key(self, gap: Gap) -> str:
         return content_key("text", gap.row, asdict(gap.sampling), gap.seed, gap.sample)

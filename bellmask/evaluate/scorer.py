@@ -554,13 +554,9 @@ class Scorer:
             is_scored_BL[number, plan.request.place] = torch.from_numpy(plan.is_scored_RL[place])
         rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
         rate_B = torch.tensor([plan.rate_R[place] for plan, place in rows], dtype=torch.float64)
-        problem = Problem(
-            x0_BL.masked_fill(is_masked_BL, tokenizer.mask_id),
-            rows_N,
-            x0_BL.flatten()[rows_N],
-            torch.zeros_like(rows_N),
-            framework.schedule.inverse(1 - rate_B),
-        )
+        x_BL = x0_BL.masked_fill(is_masked_BL, tokenizer.mask_id)
+        t_B, targets_N = framework.schedule.inverse(1 - rate_B), x0_BL.flatten()[rows_N]
+        problem = Problem(x_BL, rows_N, targets_N, torch.zeros_like(rows_N), t_B)
         return problem, attention_mask(real_BL)
 
 

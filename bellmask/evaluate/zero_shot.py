@@ -464,14 +464,11 @@ def collect(
         joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
         about = {"name": text.name, "title": text.title, "files": text.files}
         about["missing"] = missing.get(text.name)
-        summaries = {
-            case.run: {
-                **summarize(found, joined[case.run]),
-                "is_own_text": own_family(runs[case.run], text),
-                "data_fingerprint": case.blocks.fingerprint,
-            }
-            for case, found in here
-        }
+        summaries = {}
+        for case, found in here:
+            summaries[case.run] = summarize(found, joined[case.run])
+            summaries[case.run]["is_own_text"] = own_family(runs[case.run], text)
+            summaries[case.run]["data_fingerprint"] = case.blocks.fingerprint
         first, *others = joined or [""]
         differences = {name: compare(joined[name], joined[first]) for name in others}
         about_sets.append({**about, "results": summaries, "differences": differences})
@@ -504,13 +501,10 @@ def _over_seeds(result: Mapping[str, Any] | None) -> str:
 def paper_table(numbers: Mapping[str, Any]) -> Table:
     """The paper's Table 7: runs by sets."""
     sets = numbers["sets"]
-    rows = [
-        [
-            f"{run['name']}, step {run['step']}",
-            *(_over_seeds(text["results"].get(run["name"])) for text in sets),
-        ]
-        for run in numbers["runs"]
-    ]
+    rows = []
+    for run in numbers["runs"]:
+        cells = [_over_seeds(text["results"].get(run["name"])) for text in sets]
+        rows.append([f"{run['name']}, step {run['step']}", *cells])
     return Table("", ["run", *(text["title"] for text in sets)], rows)
 
 
@@ -522,18 +516,11 @@ def result_table(numbers: Mapping[str, Any]) -> Table:
     for text in numbers["sets"]:
         if text["missing"] is not None:
             rows.append([text["title"], "-", NOT_HERE, *["-"] * 4])
-        rows += [
-            [
-                text["title"],
-                name,
-                plus_minus(result["perplexity"], result["perplexity_se"]),
-                _over_seeds(result),
-                plus_minus(result["bits_per_byte"], None, 4),
-                str(result["num_blocks"]),
-                f"{result['num_tokens']:,}",
-            ]
-            for name, result in text["results"].items()
-        ]
+        for name, result in text["results"].items():
+            perplexity = plus_minus(result["perplexity"], result["perplexity_se"])
+            cells = [_over_seeds(result), plus_minus(result["bits_per_byte"], None, 4)]
+            sizes = [str(result["num_blocks"]), f"{result['num_tokens']:,}"]
+            rows.append([text["title"], name, perplexity, *cells, *sizes])
     title = "zero-shot perplexity (Table 7)"
     return Table(title, [*columns, "blocks", "tokens"], rows, notes(numbers))
 

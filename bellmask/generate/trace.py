@@ -265,17 +265,14 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
 
 def _embedded(trace: Trace, first: int) -> str:
     """Data for the script, as JSON that cannot close its element: ASCII, no angle brackets."""
-    samples = [
-        {
-            "num_steps": sample.num_steps,
-            "steps": [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)],
-            "positions": [
-                [(text and _broken(text), since, again) for text, since, again in past]
-                for past in sample.history()
-            ],
-        }
-        for sample in trace.samples
-    ]
+    samples = []
+    for sample in trace.samples:
+        steps = [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)]
+        positions = [
+            [(text and _broken(text), since, again) for text, since, again in past]
+            for past in sample.history()
+        ]
+        samples.append({"num_steps": sample.num_steps, "steps": steps, "positions": positions})
     content = {"first": first, "colors": reveal_colors(), "samples": samples}
     text = json.dumps(content, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

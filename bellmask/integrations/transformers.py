@@ -111,13 +111,10 @@ class MaskedDiffusionTrainer(Trainer):
         order = shuffle(stream_key(seed, "strata", step), self._num_rows)
         t_B = self.objective.times(strata(order, level)[rows_B])
         place_BL = rows_B[:, None] * MOST_TOKENS + torch.arange(x0_BL.shape[1])
-        u_BL = uniform(stream_key(seed, "masks", step), place_BL)
+        u_BL = uniform(stream_key(seed, "masks", step), place_BL).to(x0_BL.device)
+        rate_B = (1 - self.objective.schedule.alpha(t_B)).to(x0_BL.device)
         xt_BL, is_masked_BL = mask_tokens(
-            x0_BL,
-            (1 - self.objective.schedule.alpha(t_B)).to(x0_BL.device),
-            mask_id=self.mask_id,
-            u_BL=u_BL.to(x0_BL.device),
-            is_maskable_BL=is_maskable_BL,
+            x0_BL, rate_B, mask_id=self.mask_id, u_BL=u_BL, is_maskable_BL=is_maskable_BL
         )
         outputs = model(input_ids=xt_BL, attention_mask=inputs.get("attention_mask"))
         logits_NV = outputs.logits[is_masked_BL].float()
