@@ -129,28 +129,23 @@ def check_options(options: PairwiseOptions) -> None:
     check_folder(options.out)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
+    judge, is_other = options.judge.removeprefix(LOCAL), options.benchmark != "alpaca-eval"
+    a, b = Path(options.a).resolve(), Path(options.b).resolve()
+    is_measured = options.measure != "per-token"
     prices = (options.max_usd, options.price_in, options.price_out)
     of_endpoint = (options.style, options.endpoint, *prices)
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
     refusals = {
-        "--judge needs a name: MODEL at an endpoint, or local:MODEL": (
-            not options.judge.removeprefix(LOCAL).strip()
-        ),
+        "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
         "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
         "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
-        "--difficulty and --gamed need --benchmark alpaca-eval": (
-            has_difficulty and options.benchmark != "alpaca-eval"
-        ),
-        f"A and B are both {options.a}: there is nothing to compare": (
-            Path(options.a).resolve() == Path(options.b).resolve()
-        ),
+        "--difficulty and --gamed need --benchmark alpaca-eval": has_difficulty and is_other,
+        f"A and B are both {options.a}: there is nothing to compare": a == b,
         "--style, --max-usd, --price-in, --price-out and the endpoint's options (--base-url, "
         f"...) need a judge at an endpoint, not {options.judge}": (
             options.is_local and is_endpoint_asked
         ),
-        f"--measure needs a local judge, not {options.judge}": (
-            not options.is_local and options.measure != "per-token"
-        ),
+        f"--measure needs a local judge, not {options.judge}": is_measured and not options.is_local,
     }
     for words, is_wrong in refusals.items():
         if is_wrong:

@@ -224,18 +224,17 @@ class Likelihood:
 
     def summary(self) -> dict[str, Any]:
         """The reported numbers; None if not finite, which JSON cannot represent."""
-        return without_nan(
-            {
-                "nll": self.nll,
-                "nll_se": self.standard_error,
-                "perplexity": self.perplexity,
-                "bits_per_byte": self.bits_per_byte,
-                "num_blocks": len(self.length_B),
-                "num_tokens": self.num_tokens,
-                "num_draws": self.num_draws,
-                "is_exact": self.is_exact,
-            }
-        )
+        numbers = {
+            "nll": self.nll,
+            "nll_se": self.standard_error,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "num_blocks": len(self.length_B),
+            "num_tokens": self.num_tokens,
+            "num_draws": self.num_draws,
+            "is_exact": self.is_exact,
+        }
+        return without_nan(numbers)
 
     def save(self, path: Path) -> None:
         """Write all arrays as .npz, atomically."""
@@ -754,12 +753,9 @@ def _write(report: dict[str, Any], folder: Path) -> None:
     from bellmask.report.figures import plot_context_curve  # loads matplotlib
 
     write_results(folder, report, "evaluation")
-    plot_context_curve(
-        report["context_curve"],
-        {name: report[key] for name, key in REFERENCES.items() if report[key] is not None},
-        folder / "context_curve",
-        title=f"{_title(report)}: {report['nll']:.4f} nats/token",
-    )
+    lines = {name: report[key] for name, key in REFERENCES.items() if report[key] is not None}
+    title = f"{_title(report)}: {report['nll']:.4f} nats/token"
+    plot_context_curve(report["context_curve"], lines, folder / "context_curve", title=title)
 
 
 def own_text(data: DataOptions) -> str:

@@ -543,6 +543,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
     """Notes needed to compare these numbers with others."""
     results = [r for text in numbers["sets"] for r in text["results"].values()]
     owns = [result["is_own_text"] for result in results]
+    has_bound = not all(result["is_exact"] for result in results)
     lines = {
         f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
         "Error: over documents (and the remaining noise of the masks).": True,
@@ -550,9 +551,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         "* trained on this corpus, so not zero-shot; named corpora use held-out text.": any(owns),
         "Imported runs: their training text is not known.": None in owns,
         "Bits per byte use the bytes per token of the whole corpus.": True,
-        "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(
-            result["is_exact"] for result in results
-        ),
+        "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": has_bound,
     }
     return [line for line, is_said in lines.items() if is_said]
 
