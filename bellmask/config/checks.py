@@ -45,9 +45,8 @@ def _marked(option: Option, values: Mapping[str, Any]) -> Iterator[str]:
         if not (marks.at_least <= item <= most and marks.above < item < marks.below):
             bounds = {"at least": marks.at_least, "above": marks.above, "below": marks.below}
             bounds["at most"] = most if item > MOST else marks.at_most
-            allowed = [
-                f"{word} {bound:,}" for word, bound in bounds.items() if abs(bound) < math.inf
-            ]
+            known = {word: bound for word, bound in bounds.items() if abs(bound) < math.inf}
+            allowed = [f"{word} {bound:,}" for word, bound in known.items()]
             yield f"{given} must be {' and '.join(allowed) or 'a finite number'}"
     if value == option.default:
         return

@@ -93,9 +93,7 @@ def parse_data_command(kind: type[T], args: Sequence[str], *, command: str) -> t
     own, rest = _parse_both(kind, args, command, needs, lambda name: DataSection())
     for name in (arg.partition("=")[0] for arg in rest if arg.startswith("--")):
         if not name.startswith("--data."):
-            raise UserError(
-                f"bellmask {command}: unknown option {name}; it takes --data options only"
-            )
+            raise UserError(f"bellmask {command}: unknown option {name}; it takes --data options")
     return own, rest
 
 
@@ -121,16 +119,10 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
     if kind is RunConfig:
         about = "Options of a run."
     told = _HelpText(sys.stdout)
+    named: dict[str, Any] = {"prog": f"bellmask {command}", "description": about}
     hush = contextlib.suppress(SystemExit)
     with hush, _joined_lines(), contextlib.redirect_stdout(told):
-        tyro.cli(
-            kind,
-            default=default,
-            args=["--help"],
-            prog=f"bellmask {command}",
-            description=about,
-            registry=_HELP,
-        )
+        tyro.cli(kind, default=default, args=["--help"], registry=_HELP, **named)
     print(without_none(told.getvalue()), end="" if default is not None else f"\n{EVERY_COMMAND}\n")
 
 

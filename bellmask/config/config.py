@@ -355,9 +355,7 @@ def read_tree(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:  # not text, not JSON, too deep
         raise UserError(f"cannot read config file {path}: {error}") from None
     if not isinstance(tree, dict):
-        raise UserError(
-            f"config file {path} must hold an object of sections, not {type(tree).__name__}"
-        )
+        raise UserError(f"config file {path} must hold sections, not a {type(tree).__name__}")
     return tree
 
 

@@ -59,8 +59,9 @@ def option(default: Any, **marks: Any) -> Any:
     return field(default=default, metadata={"marks": Marks(**marks)})
 
 
-_LOCATIONS = {"at_least": -1e3, "at_most": 1e3}
-_SCALES = {"at_least": 1e-5, "at_most": 1e5}
+_LOCATIONS = {"unset": DEFAULT_MU, "at_least": -1e3, "at_most": 1e3}
+_SCALES = {"unset": DEFAULT_SCALE, "at_least": 1e-5, "at_most": 1e5}
+_BAND = {"only_with": "law.name=band", "is_late": True}
 
 LawName = Literal["uniform", "dirac", "gaussian", "laplace", "band", "progress"]
 FrameworkName = Literal["mdm", "arm", "sigma_arm", "aoarm"]
@@ -68,11 +69,7 @@ ScheduleName = Literal["linear", "cosine", "polynomial", "middle_flat"]
 ObjectiveName = Literal["nelbo", "bell", "importance"]
 Encoding = Literal["source", "literal", "crossed"]
 
-DEFAULT_ENCODINGS: dict[str, Encoding] = {
-    "arm": "source",
-    "sigma_arm": "source",
-    "aoarm": "literal",
-}
+DEFAULT_ENCODINGS = {"arm": "source", "sigma_arm": "source", "aoarm": "literal"}
 
 
 @dataclass(frozen=True)
@@ -195,21 +192,13 @@ class LawOptions:
     name: Annotated[LawName, tyro.conf.arg(name="law", prefix_name=False)] = "gaussian"
     """The time law (paper Table 3). band: uniform between two ends. progress: measured while
     training, no option to tune."""
-    mu: float | None = option(
-        None, only_with="law.name=dirac|gaussian|laplace", unset=DEFAULT_MU, **_LOCATIONS
-    )
+    mu: float | None = option(None, only_with="law.name=dirac|gaussian|laplace", **_LOCATIONS)
     """Location; default 0.5. For these three only."""
-    scale: float | None = option(
-        None, only_with="law.name=gaussian|laplace", unset=DEFAULT_SCALE, **_SCALES
-    )
+    scale: float | None = option(None, only_with="law.name=gaussian|laplace", **_SCALES)
     """sigma of the gaussian, b of the laplace; default 0.1. For these two only."""
-    low: float | None = option(
-        None, only_with="law.name=band", unset=DEFAULT_BAND[0], at_least=0, below=1, is_late=True
-    )
+    low: float | None = option(None, unset=DEFAULT_BAND[0], at_least=0, below=1, **_BAND)
     """Smallest time of the band; default 0.3."""
-    high: float | None = option(
-        None, only_with="law.name=band", unset=DEFAULT_BAND[1], above=0, at_most=1, is_late=True
-    )
+    high: float | None = option(None, unset=DEFAULT_BAND[1], above=0, at_most=1, **_BAND)
     """Largest time of the band; default 0.8."""
     uniform_share: float | None = option(
         None, only_with="law.name=gaussian|laplace|band", above=0, below=1, is_late=True
@@ -233,13 +222,9 @@ class ScheduleOptions:
         None, only_with="schedule.name=polynomial", unset=DEFAULT_POWER, at_least=1e-3, at_most=1e3
     )
     """Exponent of the polynomial schedule; default 2."""
-    mu: float | None = option(
-        None, only_with="schedule.name=middle_flat", unset=DEFAULT_MU, **_LOCATIONS
-    )
+    mu: float | None = option(None, only_with="schedule.name=middle_flat", **_LOCATIONS)
     """Location of the middle-flat schedule's gaussian; default 0.5."""
-    scale: float | None = option(
-        None, only_with="schedule.name=middle_flat", unset=DEFAULT_SCALE, **_SCALES
-    )
+    scale: float | None = option(None, only_with="schedule.name=middle_flat", **_SCALES)
     """sigma of the middle-flat schedule's gaussian; default 0.1."""
 
 

@@ -242,7 +242,6 @@ def lm1b() -> RunConfig:
     """LM1B, sentences packed to 128 tokens (App. C.1): about 100 hours on two H200."""
     return RunConfig(
         data=opt.DataOptions(train="lm1b", tokenizer="bert-base-uncased", block_length=128),
-        model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500),
         train=opt.TrainOptions(steps=1_000_000, batch_size=512, compile=None),
         validation=opt.ValidationOptions(blocks=0, batch_size=256),
@@ -261,7 +260,6 @@ def owt() -> RunConfig:
     """OpenWebText, blocks of 1024 GPT-2 tokens, cosine annealing with weight decay (App. C.1)."""
     return RunConfig(
         data=opt.DataOptions(train="openwebtext", tokenizer="gpt2", block_length=1024),
-        model=opt.ModelOptions(),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=2500, curve="cosine", weight_decay=0.03),
         train=opt.TrainOptions(steps=1_000_000, batch_size=512, compile=None),
         validation=opt.ValidationOptions(blocks=8192, batch_size=32),

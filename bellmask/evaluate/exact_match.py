@@ -147,24 +147,16 @@ class Exam:
 
     def grade(self, answers: Sequence[Sequence[str]]) -> ExactMatch:
         """Answers and expected responses: the maskable part, up to the first EOS."""
-        return ExactMatch(
-            tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows()),
-            tuple(map(tuple, answers)),
-            tuple(self.examples.documents.tolist()),
-            f"{self.examples.fingerprint}/{self.length}",
-        )
+        expected = tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows())
+        documents = tuple(self.examples.documents.tolist())
+        fingerprint = f"{self.examples.fingerprint}/{self.length}"
+        return ExactMatch(expected, tuple(map(tuple, answers)), documents, fingerprint)
 
     def ask(self, run: Loaded, seed: int, progress: Progress = NO_PROGRESS) -> list[str]:
         """A run's answer to every example; example i has noise i, whatever the batch."""
-        made = fill_rows(
-            run,
-            self.canvases(run),
-            self.sampling,
-            longest=self.examples.block_length,
-            seed=seed,
-            batch_size=self.batch_size,
-            progress=progress,
-        )
+        how: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size, "progress": progress}
+        how["longest"] = self.examples.block_length
+        made = fill_rows(run, self.canvases(run), self.sampling, **how)
         return [_text(one.ids, run.tokenizer) for one in made]
 
     def canvases(self, run: Loaded) -> list[Tensor]:

@@ -132,12 +132,9 @@ def run_subject(
 ) -> Subject:
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
-    framework = run.config.framework.name
-    if framework == "sigma_arm" and length > run.config.data.block_length:
-        raise UserError(
-            f"{run.folder} has an order of {run.config.data.block_length} tokens; --length "
-            f"{length} is longer"
-        )
+    framework, longest = run.config.framework.name, run.config.data.block_length
+    if framework == "sigma_arm" and length > longest:
+        raise UserError(f"{run.folder} has an order of {longest} tokens, not --length {length}")
     has_steps = options.sampling.has_steps and not run.framework.is_causal
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
     trial = sampling_for(run, options.sampling, 1 if has_steps else None)
@@ -196,16 +193,11 @@ def draw_samples(
     first, stop = (options.num * rank // world.size for rank in (world.rank, world.rank + 1))
     made, num_rows = list[Ids](), 0
     if first < stop:
-        found = fill_canvas(
-            run,
-            run_canvas(run, length=options.length),
-            stop - first,
-            sampling_for(run, options.sampling, nfe),
-            seed=seed,
-            first_sample=first,
-            batch_size=options.batch_size,
-            on_step=on_step,
-        )
+        canvas = run_canvas(run, length=options.length)
+        how: dict[str, Any] = {"seed": seed, "first_sample": first, "on_step": on_step}
+        how |= {"batch_size": options.batch_size}
+        sampling = sampling_for(run, options.sampling, nfe)
+        found = fill_canvas(run, canvas, stop - first, sampling, **how)
         made, num_rows = [*found.ids_BL.numpy()], found.num_rows
     shares = world.all_gather_object((made, num_rows))
     calls = sum(number for _, number in shares) / options.num
@@ -315,17 +307,12 @@ def measure(
         names = [name for _, name, _ in _COLUMNS]
         return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
 
-    return [
-        {
-            "name": subject.name,
-            **subject.about,
-            "settings": [
-                _summary(nfe, [cell(subject, nfe, seed) for seed in subject.seeds])
-                for nfe in subject.settings
-            ],
-        }
-        for subject in subjects
-    ]
+    records = []
+    for one in subjects:
+        cells = [(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
+        settings = [_summary(nfe, found) for nfe, found in cells]
+        records.append({"name": one.name, **one.about, "settings": settings})
+    return records
 
 
 def _is_sample(record: dict[str, Any]) -> bool:
@@ -343,9 +330,7 @@ def measure_cell(
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
     total, count = sum(b.nll for _, b in counted), sum(b.num_tokens for _, b in counted)
     if not math.isfinite(total):
-        raise UserError(
-            f"scorer {scorer.name!r} gives a likelihood that is not finite; use another one"
-        )
+        raise UserError(f"scorer {scorer.name!r} gives a non-finite likelihood; use another one")
     entropies = [unigram_entropy(a.ids) for a, _ in counted]
     return {
         "perplexity": perplexity_of(total / count) if count else None,
@@ -382,12 +367,9 @@ def full_table(numbers: Mapping[str, Any]) -> Table:
     for record in [*numbers["runs"], *numbers["real_text"]]:
         for setting in record["settings"]:
             mean, sd = setting["mean"], setting["sd"]
-            values = [
-                plus_minus(
-                    mean[name], sd[name] if name in ("perplexity", "entropy") else None, digits
-                )
-                for _, name, digits in _COLUMNS
-            ]
+            spread = {name: sd[name] for name in ("perplexity", "entropy")}
+            shown = ((mean[name], spread.get(name), digits) for _, name, digits in _COLUMNS)
+            values = [plus_minus(*parts) for parts in shown]
             nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
             rows.append([record["name"], "-" if nfe is None else str(nfe), *values, nats])
     return Table(title(numbers), columns, rows, notes(numbers))
@@ -405,11 +387,8 @@ def nats_per_sample(setting: Mapping[str, Any]) -> float | None:
     Perplexity is per scorer token, and text with long words has fewer but less likely ones. Between
     runs with the same tokenizer and length this does not depend on how the scorer cuts the text.
     """
-    found = [
-        cell["length"] * math.log(cell["perplexity"])
-        for cell in setting["cells"]
-        if cell["perplexity"] is not None
-    ]
+    cells = [cell for cell in setting["cells"] if cell["perplexity"] is not None]
+    found = [cell["length"] * math.log(cell["perplexity"]) for cell in cells]
     return sum(found) / len(found) if found else None
 
 
@@ -430,9 +409,8 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
     if setting is None:
         return ""
     mean, sd = setting["mean"], setting["sd"]
-    return (
-        f"{plus_minus(mean['perplexity'], sd['perplexity'])} ({plus_minus(mean['entropy'], None)})"
-    )
+    perplexity = plus_minus(mean["perplexity"], sd["perplexity"])
+    return f"{perplexity} ({plus_minus(mean['entropy'], None)})"
 
 
 def notes(numbers: Mapping[str, Any]) -> list[str]:

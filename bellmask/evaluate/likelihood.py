@@ -224,18 +224,17 @@ class Likelihood:
 
     def summary(self) -> dict[str, Any]:
         """The reported numbers; None if not finite, which JSON cannot represent."""
-        return without_nan(
-            {
-                "nll": self.nll,
-                "nll_se": self.standard_error,
-                "perplexity": self.perplexity,
-                "bits_per_byte": self.bits_per_byte,
-                "num_blocks": len(self.length_B),
-                "num_tokens": self.num_tokens,
-                "num_draws": self.num_draws,
-                "is_exact": self.is_exact,
-            }
-        )
+        numbers = {
+            "nll": self.nll,
+            "nll_se": self.standard_error,
+            "perplexity": self.perplexity,
+            "bits_per_byte": self.bits_per_byte,
+            "num_blocks": len(self.length_B),
+            "num_tokens": self.num_tokens,
+            "num_draws": self.num_draws,
+            "is_exact": self.is_exact,
+        }
+        return without_nan(numbers)
 
     def save(self, path: Path) -> None:
         """Write all arrays as .npz, atomically."""
@@ -373,16 +372,10 @@ def nelbo(
     ids [B, L], or rows of different lengths; of those, tokens before ``starts`` are given and never
     masked. Rows count as independent documents.
     """
+    how: dict[str, Any] = {"draws": draws, "seed": seed, "batch_size": batch_size}
     with _scorer(network, rows, mask_id, starts, world) as scorer:
-        return evaluate(
-            scorer.model,
-            scorer.blocks,
-            mask_id=mask_id,
-            draws=draws,
-            seed=seed,
-            batch_size=batch_size,
-            world=scorer.world,
-        )
+        how |= {"mask_id": mask_id, "world": scorer.world}
+        return evaluate(scorer.model, scorer.blocks, **how)
 
 
 def probe(
@@ -613,15 +606,12 @@ def text_nll(
     result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=keys)
     total = result.length_B * result.block_nll
     variance = (result.length_B * result.draw_errors) ** 2
-    return [
-        TextNll(
-            float(total[mine].sum()),
-            float(np.sqrt(variance[mine].sum())),
-            int(result.length_B[mine].sum()),
-        )
-        for number in range(len(texts))
-        for mine in [blocks.documents == number]
-    ]
+    found = []
+    for number in range(len(texts)):
+        mine = blocks.documents == number
+        nll, error = float(total[mine].sum()), float(np.sqrt(variance[mine].sum()))
+        found.append(TextNll(nll, error, int(result.length_B[mine].sum())))
+    return found
 
 
 def _text_rows(run: Loaded, number: int, text: str) -> list[Row]:
@@ -688,10 +678,8 @@ def exact_curve(
         if len(index) < 2:
             continue
         key = stream_key(seed, "context", context)
-        values = [
-            scorer.mean(part, torch.full_like(part, context), key)
-            for part in index.split(batch_size)
-        ]
+        parts = index.split(batch_size)
+        values = [scorer.mean(part, torch.full_like(part, context), key) for part in parts]
         ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
         cluster = stats.document_clusters(np.asarray(blocks.documents)[index.numpy()])
         nll, error = weighted_mean(ce, weight, cluster)
@@ -724,29 +712,25 @@ def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> floa
 
 def unigram_counts(blocks: Blocks, num_tokens: int) -> stats.Floats:
     """How often each token is a maskable one of the blocks, and once more."""
-    return np.ones(num_tokens) + sum(_counts(tokens, num_tokens) for tokens in _columns(blocks))
+    columns = _columns(blocks)
+    return np.ones(num_tokens) + sum(np.bincount(ids, minlength=num_tokens) for ids in columns)
 
 
 # Paper: Fig. 3
 def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
-    counts = np.stack([_counts(tokens, num_tokens) for tokens in _columns(train)])
+    counts = np.stack([np.bincount(ids, minlength=num_tokens) for ids in _columns(train)])
     unigram = counts.sum(0) + 1.0
     own = counts + POSITION_PRIOR * unigram / unigram.sum()
-    return References(
-        _cross_entropy([unigram] * valid.block_length, valid), _cross_entropy(own, valid)
-    )
+    alone = _cross_entropy([unigram] * valid.block_length, valid)
+    return References(alone, _cross_entropy(own, valid))
 
 
 def _cross_entropy(counts: Sequence[stats.Floats] | stats.Floats, blocks: Blocks) -> float:
     """To the tokens of blocks, from a distribution (not normalized) for each position."""
     pairs = zip(counts, _columns(blocks))
     return -float(np.log(np.concatenate([own[tokens] / own.sum() for own, tokens in pairs])).mean())
-
-
-def _counts(tokens: stats.Labels, num_tokens: int) -> stats.Labels:
-    return np.bincount(tokens, minlength=num_tokens)
 
 
 def _columns(blocks: Blocks) -> list[stats.Labels]:
@@ -761,10 +745,7 @@ def _columns(blocks: Blocks) -> list[stats.Labels]:
 
 # Tables and the figure
 
-REFERENCES = {
-    "unigram": "unigram_cross_entropy",
-    "position-wise": "position_wise_cross_entropy",
-}
+REFERENCES = {"unigram": "unigram_cross_entropy", "position-wise": "position_wise_cross_entropy"}
 """Names in tables and in evaluation.json."""
 
 
@@ -772,12 +753,9 @@ def _write(report: dict[str, Any], folder: Path) -> None:
     from bellmask.report.figures import plot_context_curve  # loads matplotlib
 
     write_results(folder, report, "evaluation")
-    plot_context_curve(
-        report["context_curve"],
-        {name: report[key] for name, key in REFERENCES.items() if report[key] is not None},
-        folder / "context_curve",
-        title=f"{_title(report)}: {report['nll']:.4f} nats/token",
-    )
+    lines = {name: report[key] for name, key in REFERENCES.items() if report[key] is not None}
+    title = f"{_title(report)}: {report['nll']:.4f} nats/token"
+    plot_context_curve(report["context_curve"], lines, folder / "context_curve", title=title)
 
 
 def own_text(data: DataOptions) -> str:
@@ -810,15 +788,11 @@ def _show(report: dict[str, Any]) -> None:
         ("NLL by context count: bins of the draws above", report["context_curve"]),
         ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
     ):
-        rows = [
-            [
-                str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}",
-                f"{p['nll']:.4f}",
-                "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}",
-                str(p["num_draws"]),
-            ]
-            for p in points
-        ]
+        rows = []
+        for p in points:
+            context = str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}"
+            error = "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}"
+            rows.append([context, f"{p['nll']:.4f}", error, str(p["num_draws"])])
         if rows:  # few blocks make no bins
             Table(title, ["observed tokens", "nats", "standard error", "draws"], rows).print()
 

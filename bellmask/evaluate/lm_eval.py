@@ -322,10 +322,8 @@ def main(args: Sequence[str]) -> int:
                 tasks = write_overlays(include, options)
         # load all runs before the first is evaluated: some may be rejected
         requests = _request_options(options)
-        models = {
-            name: harness.BellmaskLM(run=str(folder), **requests)
-            for name, folder in by_folder(options.runs).items()
-        }
+        runs = by_folder(options.runs).items()
+        models = {name: harness.BellmaskLM(run=str(place), **requests) for name, place in runs}
         how = {"limit": options.limit, "bootstrap_iters": options.bootstraps}
         found = {}
         for name, model in models.items():

@@ -42,6 +42,7 @@ from bellmask.data.chat_templates import Message, join, response_after
 from bellmask.data.tasks import BENCHMARKS
 from bellmask.evaluate import scorer
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS, unigram_counts
+from bellmask.evaluate.scorer import Tokens
 from bellmask.generate.answers import Answerer
 from bellmask.generate.fill import fill_rows
 from bellmask.generate.rules import RULES
@@ -106,7 +107,7 @@ class ScoredChoice(tuple[float, bool]):
 class Gap:
     """A text to write: what the masks of a row become."""
 
-    row: scorer.Tokens
+    row: Tokens
     sampling: Sampling
     seed: int
     sample: int
@@ -224,13 +225,11 @@ class BellmaskLM(LM):
         self._note_length(request, before, len(target))
         return self.windows(before, target, noise_number(request))
 
-    def windows(
-        self, before: scorer.Tokens, target: scorer.Tokens, noise: int
-    ) -> list[scorer.Request]:
+    def windows(self, before: Tokens, target: Tokens, noise: int) -> list[scorer.Request]:
         """What to score: one request, or several where the continuation does not fit into a row."""
         return self.maker.windows(before, target + self.ending, (), noise)
 
-    def split(self, context: str, continuation: str) -> tuple[scorer.Tokens, scorer.Tokens]:
+    def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """Tokens of what is shown, and of what is scored or written. Plain: as lm-eval cuts them.
         Tuned: apart, by the run's template, as in training (:mod:`bellmask.data.examples`).
         """
@@ -244,7 +243,7 @@ class BellmaskLM(LM):
         before = tuple(answerer.encoder.encode([parts])[0].tolist())
         return before, maker.encode(response_after(join(parts), continuation))
 
-    def _note_length(self, request: Instance, before: scorer.Tokens, others: int) -> None:
+    def _note_length(self, request: Instance, before: Tokens, others: int) -> None:
         begun = self.maker.before(before, len(before) + self.block_length)
         about = about_question(request)
         if about and len(begun) + others > self.block_length:
@@ -309,7 +308,11 @@ class BellmaskLM(LM):
 
     def generate_until(self, requests: list[Instance]) -> list[str]:
         """A text for each, up to the first of the task's stop texts or EOS."""
-        self._say_ignored(requests)
+        # in our log: that of lm-eval, where it would be looked for, may be switched off
+        names = {name for request in requests for name in request.args[1]}
+        for name in sorted(names - {*UNDERSTOOD} - self._seen_settings):
+            logger.warning("the model bellmask ignores the generation setting %s", name)
+        self._seen_settings.update(names)
         gaps = self._gaps(requests)
         found = {self._text_key(gap): gap for gap in gaps}
         groups = list(dict.fromkeys((gap.seed, gap.sampling) for gap in gaps))
@@ -330,17 +333,11 @@ class BellmaskLM(LM):
 
     def fill(self, gaps: Sequence[Gap], progress: Progress) -> list[list[int]]:
         """What the masks of each row become; all have the same seed and sampling."""
-        made = fill_rows(
-            self.run,
-            [torch.tensor(gap.row) for gap in gaps],
-            gaps[0].sampling,
-            longest=self.block_length,
-            seed=gaps[0].seed,
-            samples=[gap.sample for gap in gaps],
-            batch_size=max(1, self.options.batch_tokens // max(len(gap.row) for gap in gaps)),
-            progress=progress,
-        )
-        return [one.ids for one in made]
+        rows, samples = [torch.tensor(gap.row) for gap in gaps], [gap.sample for gap in gaps]
+        size = max(1, self.options.batch_tokens // max(map(len, rows)))
+        how: dict[str, Any] = {"seed": gaps[0].seed, "samples": samples, "batch_size": size}
+        how |= {"longest": self.block_length, "progress": progress}
+        return [one.ids for one in fill_rows(self.run, rows, gaps[0].sampling, **how)]
 
     def _text_key(self, gap: Gap) -> str:
         return content_key("text", gap.row, asdict(gap.sampling), gap.seed, gap.sample)
@@ -365,7 +362,7 @@ class BellmaskLM(LM):
             made.append(Gap(self._free_row(context, settings), sampling, seed, sample))
         return made
 
-    def _free_row(self, context: str, settings: Mapping[str, Any]) -> scorer.Tokens:
+    def _free_row(self, context: str, settings: Mapping[str, Any]) -> Tokens:
         """The context and a gap, which gets at least half of the block if requested."""
         tokens = self.maker.encode(context)
         given = (settings.get(name) for name in LENGTHS)
@@ -376,7 +373,7 @@ class BellmaskLM(LM):
         length = min(wanted, max(left, self.block_length // 2))
         return self._row_with(tokens, length)
 
-    def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> scorer.Tokens:
+    def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> Tokens:
         """A row of Table 4, whose gap has the gold answer's length or one that tells nothing about
         it. Where it does not fit, the gap is cut to half of the block, then what is furthest from
         it is left out.
@@ -397,9 +394,7 @@ class BellmaskLM(LM):
             length = self.own_length or math.ceil(words)
         return self._row_with(before, min(max(1, length), longest), behind)
 
-    def _row_with(
-        self, before: scorer.Tokens, length: int, behind: scorer.Tokens = ()
-    ) -> scorer.Tokens:
+    def _row_with(self, before: Tokens, length: int, behind: Tokens = ()) -> Tokens:
         room = self.block_length - length
         shown = len(self.maker.before(before, self.block_length))
         behind = behind[: max(room // 2, room - shown)]
@@ -431,13 +426,6 @@ class BellmaskLM(LM):
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else until
         return text[: min((text.find(s) for s in stops if s and s in text), default=len(text))]
-
-    def _say_ignored(self, requests: Sequence[Instance]) -> None:
-        """In our log: that of lm-eval, where it would be looked for, may be switched off."""
-        names = {name for request in requests for name in request.args[1]}
-        for name in sorted(names - {*UNDERSTOOD} - self._seen_settings):
-            logger.warning("the model bellmask ignores the generation setting %s", name)
-        self._seen_settings.update(names)
 
     # The cache
 
@@ -635,13 +623,8 @@ def evaluate_tasks(
     from lm_eval.evaluator import simple_evaluate
 
     with quiet_lm_eval():
-        found = simple_evaluate(
-            model=model,
-            tasks=list(tasks),
-            task_manager=_task_manager(tasks, include),
-            log_samples=False,
-            **how,
-        )
+        how |= {"task_manager": _task_manager(tasks, include), "log_samples": False}
+        found = simple_evaluate(model=model, tasks=list(tasks), **how)
     assert found is not None, "a single process"
     return dict(found)
 

@@ -307,18 +307,12 @@ def summary(measured: Values, reference: Values | None) -> dict[str, Any]:
     for name, value_SB in measured.items():
         over_seeds = Estimate.over_seeds(value_SB.mean(axis=1).tolist())
         value_B = value_SB.mean(axis=0).tolist()
-        scores[name] = {
-            "mean": over_seeds.value,
-            "deviation": over_seeds.deviation,
-            "error": Estimate.over_seeds(value_B).se,
-        }
+        se = Estimate.over_seeds(value_B).se
+        scores[name] = {"mean": over_seeds.value, "deviation": over_seeds.deviation, "error": se}
         if reference is not None:
             apart = Estimate.paired(value_B, reference[name].mean(axis=0).tolist())
-            scores[name]["difference"] = {
-                "mean": apart.value,
-                "error": apart.se,
-                "is_sure": is_sure(apart),
-            }
+            gap = {"mean": apart.value, "error": apart.se, "is_sure": is_sure(apart)}
+            scores[name]["difference"] = gap
     return scores
 
 
@@ -359,11 +353,8 @@ class Suite:
     def num_missing(self) -> int:
         """Answers of models that are left to get (baselines take no time)."""
         requests = {prompts: tasks.requests() for prompts, tasks in self._tasks.items()}
-        return sum(
-            model.num_missing(requests[model.prompts], self._seeds)
-            for model in self._models.values()
-            if model.is_model
-        )
+        models = [model for model in self._models.values() if model.is_model]
+        return sum(model.num_missing(requests[model.prompts], self._seeds) for model in models)
 
     def _measure(self, model: BellmaskLM) -> dict[str, Values]:
         values: dict[str, dict[str, list[list[float]]]] = {task: {} for task in self._records}
@@ -605,9 +596,7 @@ def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dic
     places = by_folder(options.models)
     for name in BASELINES if options.baselines else ():
         if name in places:
-            raise UserError(
-                f"a row named {name} exists already; rename {places[name]} or give --no-baselines"
-            )
+            raise UserError(f"{places[name]} is named {name}; rename it or give --no-baselines")
     models: dict[str, BellmaskLM] = {}
     for name, place in places.items():
         how = {field.name: getattr(options, field.name) for field in fields(EstimatorOptions)}
@@ -656,9 +645,8 @@ def main(args: Sequence[str]) -> int:
             try:
                 found = suite.numbers()
             except KeyboardInterrupt:
-                raise KeyboardInterrupt(
-                    f"interrupted; answers are in {folder}/cache, and the same command continues"
-                ) from None
+                words = f"answers are in {folder}/cache, and the same command continues"
+                raise KeyboardInterrupt(f"interrupted; {words}") from None
     told = ("estimator", "draws", "longest_exact", "weights", "limit")
     about = {"bellmask": __version__, "suite": "paper"}
     about |= {name: getattr(options, name) for name in told}

@@ -281,9 +281,7 @@ class Estimator:
             is_short = length <= self.longest_exact and not uses_time
             return "exact" if is_short else "strata"
         if uses_time and self.kind in ("exact", "left_to_right"):
-            raise UserError(
-                f"a time-conditioned run does not support the {self.kind} estimator; use strata"
-            )
+            raise UserError(f"a time-conditioned run takes no {self.kind} estimator; use strata")
         if self.kind == "exact" and length > MOST_EXACT:
             raise UserError(
                 f"a continuation of {length} tokens has too many masks to use all (at most "
@@ -556,13 +554,9 @@ class Scorer:
             is_scored_BL[number, plan.request.place] = torch.from_numpy(plan.is_scored_RL[place])
         rows_N = is_scored_BL.flatten().nonzero().squeeze(1)
         rate_B = torch.tensor([plan.rate_R[place] for plan, place in rows], dtype=torch.float64)
-        problem = Problem(
-            x0_BL.masked_fill(is_masked_BL, tokenizer.mask_id),
-            rows_N,
-            x0_BL.flatten()[rows_N],
-            torch.zeros_like(rows_N),
-            framework.schedule.inverse(1 - rate_B),
-        )
+        x_BL = x0_BL.masked_fill(is_masked_BL, tokenizer.mask_id)
+        t_B, targets_N = framework.schedule.inverse(1 - rate_B), x0_BL.flatten()[rows_N]
+        problem = Problem(x_BL, rows_N, targets_N, torch.zeros_like(rows_N), t_B)
         return problem, attention_mask(real_BL)
 
 
@@ -717,14 +711,12 @@ def load_scorer(
     """
     if context < 2:
         raise UserError(f"--context must be at least 2, got {context}")
-    if name == SMOLLM2:
-        return _load_causal_lm(name, str(smollm2_folder(cache)), device, context, option)
-    folder = Path(name)
+    folder, source = Path(name), str(smollm2_folder(cache)) if name == SMOLLM2 else name
     if (folder / "run.json").exists():
         return run_scorer(load(folder, device=device), context=context)
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise UserError(f"there is no folder {name} for {option}")
-    return _load_causal_lm(name, name, device, context, option)
+    return _load_causal_lm(name, source, device, context, option)
 
 
 def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
@@ -774,9 +766,8 @@ def _causal_lm_losses(model: Any, requests: Sequence[Request]) -> list[Floats]:
     """As :meth:`Scorer.token_losses`. Pads come after a row, where no token sees them."""
     rows = [torch.tensor(request.tokens, device=model.device) for request in requests]
     x_BL, is_real_BL = pad_rows(rows, max(map(len, rows)), 0)
-    logits_BLV = model(
-        input_ids=x_BL.to(model.device), attention_mask=is_real_BL.long().to(model.device)
-    ).logits
+    mask_BL = is_real_BL.long().to(model.device)
+    logits_BLV = model(input_ids=x_BL.to(model.device), attention_mask=mask_BL).logits
     found = []
     for logits_LV, row, request in zip(logits_BLV, rows, requests, strict=True):
         first = len(request.given)

@@ -75,8 +75,7 @@ class ZeroShotOptions(SuiteOptions):
     """Corpora from 'bellmask data list', or your own files (text, JSONL, JSON, CSV, Parquet).
     Default: the paper's seven, or none of them where --from names only your own."""
     from_files: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]],
-        tyro.conf.arg(name="from", metavar="NAME=PATH"),
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="from", metavar="NAME=PATH")
     ] = ()
     """Local files (path or glob) of a corpus, read by its own rules instead of downloaded; or your
     own corpus under any other name. May be repeated."""
@@ -259,9 +258,8 @@ def load_blocks(
 def refuse_missing(missing: Mapping[str, str], sets: Sequence[TextSet], skip_missing: bool) -> None:
     """Given files must be readable; other corpora may be skipped if requested."""
     given = {text.name for text in sets if text.files}
-    bad = {n: why for n, why in missing.items() if n in given or not skip_missing}
-    if len(missing) == len(sets):
-        bad = dict(missing)
+    may_skip = skip_missing and len(missing) < len(sets)
+    bad = {n: why for n, why in missing.items() if n in given or not may_skip}
     if not bad:
         return
     lines = [f"{len(bad)} of {len(sets)} sets are not available; nothing was measured:"]
@@ -466,14 +464,11 @@ def collect(
         joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
         about = {"name": text.name, "title": text.title, "files": text.files}
         about["missing"] = missing.get(text.name)
-        summaries = {
-            case.run: {
-                **summarize(found, joined[case.run]),
-                "is_own_text": own_family(runs[case.run], text),
-                "data_fingerprint": case.blocks.fingerprint,
-            }
-            for case, found in here
-        }
+        summaries = {}
+        for case, found in here:
+            summaries[case.run] = summarize(found, joined[case.run])
+            summaries[case.run]["is_own_text"] = own_family(runs[case.run], text)
+            summaries[case.run]["data_fingerprint"] = case.blocks.fingerprint
         first, *others = joined or [""]
         differences = {name: compare(joined[name], joined[first]) for name in others}
         about_sets.append({**about, "results": summaries, "differences": differences})
@@ -506,13 +501,10 @@ def _over_seeds(result: Mapping[str, Any] | None) -> str:
 def paper_table(numbers: Mapping[str, Any]) -> Table:
     """The paper's Table 7: runs by sets."""
     sets = numbers["sets"]
-    rows = [
-        [
-            f"{run['name']}, step {run['step']}",
-            *(_over_seeds(text["results"].get(run["name"])) for text in sets),
-        ]
-        for run in numbers["runs"]
-    ]
+    rows = []
+    for run in numbers["runs"]:
+        cells = [_over_seeds(text["results"].get(run["name"])) for text in sets]
+        rows.append([f"{run['name']}, step {run['step']}", *cells])
     return Table("", ["run", *(text["title"] for text in sets)], rows)
 
 
@@ -524,18 +516,11 @@ def result_table(numbers: Mapping[str, Any]) -> Table:
     for text in numbers["sets"]:
         if text["missing"] is not None:
             rows.append([text["title"], "-", NOT_HERE, *["-"] * 4])
-        rows += [
-            [
-                text["title"],
-                name,
-                plus_minus(result["perplexity"], result["perplexity_se"]),
-                _over_seeds(result),
-                plus_minus(result["bits_per_byte"], None, 4),
-                str(result["num_blocks"]),
-                f"{result['num_tokens']:,}",
-            ]
-            for name, result in text["results"].items()
-        ]
+        for name, result in text["results"].items():
+            perplexity = plus_minus(result["perplexity"], result["perplexity_se"])
+            cells = [_over_seeds(result), plus_minus(result["bits_per_byte"], None, 4)]
+            sizes = [str(result["num_blocks"]), f"{result['num_tokens']:,}"]
+            rows.append([text["title"], name, perplexity, *cells, *sizes])
     title = "zero-shot perplexity (Table 7)"
     return Table(title, [*columns, "blocks", "tokens"], rows, notes(numbers))
 
@@ -558,6 +543,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
     """Notes needed to compare these numbers with others."""
     results = [r for text in numbers["sets"] for r in text["results"].values()]
     owns = [result["is_own_text"] for result in results]
+    has_bound = not all(result["is_exact"] for result in results)
     lines = {
         f"{EOS[numbers['eos']]}; {numbers['draws_reason']}.": True,
         "Error: over documents (and the remaining noise of the masks).": True,
@@ -565,9 +551,7 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
         "* trained on this corpus, so not zero-shot; named corpora use held-out text.": any(owns),
         "Imported runs: their training text is not known.": None in owns,
         "Bits per byte use the bytes per token of the whole corpus.": True,
-        "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": not all(
-            result["is_exact"] for result in results
-        ),
+        "Perplexities of masked models and AoARMs are upper bounds; exact ones say so.": has_bound,
     }
     return [line for line, is_said in lines.items() if is_said]
 

@@ -73,10 +73,9 @@ class Answerer:
 
     def __init__(self, run: Loaded) -> None:
         self.run = run
-        template = None if run.backbone is None else run.backbone.chat_template
-        self.encoder = PromptEncoder(
-            run.tokenizer, make_template(run.config.sft.template, run.tokenizer, template)
-        )
+        chat = None if run.backbone is None else run.backbone.chat_template
+        template = make_template(run.config.sft.template, run.tokenizer, chat)
+        self.encoder = PromptEncoder(run.tokenizer, template)
 
     @property
     def is_tuned(self) -> bool:

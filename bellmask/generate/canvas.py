@@ -69,9 +69,7 @@ def read_gaps(text: str) -> list[str | int]:
         elif part:
             pieces.append(part)
     if all(isinstance(piece, str) for piece in pieces):
-        raise UserError(
-            "the canvas has no gap; write [MASK*12] where 12 tokens are to be generated"
-        )
+        raise UserError("the canvas has no gap; write [MASK*12] to generate 12 tokens there")
     return pieces
 
 

@@ -108,14 +108,9 @@ class Talk:
             raise UserError("there is no prompt yet")
         text, before = self._last
         number, self.number = self.number, self.number + 1
-        (answer,) = self.answerer.answer(
-            [self.question(text, before)],
-            length=self.length,
-            sampling=self.sampling,
-            seed=self.seed,
-            samples=[number],
-            on_step=on_step,
-        )
+        how: dict[str, Any] = {"seed": self.seed, "samples": [number], "on_step": on_step}
+        how |= {"length": self.length, "sampling": self.sampling}
+        (answer,) = self.answerer.answer([self.question(text, before)], **how)
         self.said = (*before, Message("user", text), Message("assistant", answer.text))
         return answer
 

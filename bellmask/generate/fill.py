@@ -77,16 +77,9 @@ def fill(
         grid = sampling.per_step or 1
     elif rule.takes_grid:
         grid = sampler.GRIDS[sampling.grid](sampling.steps or DEFAULT_STEPS)
-    return sampler.generate(
-        network,
-        canvas_BL,
-        grid,
-        rule,
-        schedule=framework.schedule,
-        block_length=sampling.block_length,
-        is_cached=sampling.cache == "prefix",
-        **noise,
-    )
+    noise |= {"schedule": framework.schedule, "block_length": sampling.block_length}
+    is_cached = sampling.cache == "prefix"
+    return sampler.generate(network, canvas_BL, grid, rule, is_cached=is_cached, **noise)
 
 
 def _fill_run(
@@ -256,15 +249,10 @@ def fill_rows(
             chosen = [rows[place] for place in batch]
             x_BL, is_real_BL = pad_rows(chosen, width, run.tokenizer.pad_id)
             seen = on_step and _without_padding(on_step, len(chosen[0]))
-            made = _fill_run(
-                run,
-                x_BL,
-                sampling,
-                seed=seed,
-                first_sample=torch.tensor([numbers[place] for place in batch]),
-                is_real_BL=None if bool(is_real_BL.all()) else is_real_BL,
-                on_step=_counted(progress, len(batch), seen),
-            )
+            how: dict[str, Any] = {"seed": seed, "on_step": _counted(progress, len(batch), seen)}
+            how["first_sample"] = torch.tensor([numbers[place] for place in batch])
+            how["is_real_BL"] = None if bool(is_real_BL.all()) else is_real_BL
+            made = _fill_run(run, x_BL, sampling, **how)
             for place, ids_L, canvas_L in zip(batch, made.ids_BL, x_BL, strict=True):
                 found[place] = Filled(ids_L[canvas_L == mask_id].tolist(), made.nfe)
     return [found[place] for place in places]

@@ -238,9 +238,7 @@ def _load(options: GenerateOptions, name: str) -> Loaded:
     """The run, with a note if it is used differently than in training."""
     loaded = options.load(name)
     if loaded.config.data.document_attention:
-        logger.info(
-            "the run was trained with attention within documents; here it attends to the whole row"
-        )
+        logger.info("the run was trained to attend within documents; here it attends to whole rows")
     return loaded
 
 
@@ -292,16 +290,10 @@ def answer_prompts(
             f"{num_cut} of {len(asked)} prompts did not fit into the run's rows of "
             f"{loaded.config.data.block_length} tokens and lost their oldest tokens"
         )
-    lines = [
-        {
-            **question.line,
-            "sample": number,
-            "response": answer.text,
-            "num_tokens": answer.num_tokens,
-            "prompt_cut": answer.is_cut,
-        }
-        for number, (question, answer) in enumerate(zip(questions, answers, strict=True))
-    ]
+    lines = []
+    for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        said = {"response": answer.text, "num_tokens": answer.num_tokens}
+        lines.append({**question.line, "sample": number, **said, "prompt_cut": answer.is_cut})
     num_tokens = sum(answer.num_tokens for answer in answers)
     nfe = sum(answer.nfe for answer in answers) / len(answers)
     count = "1 answer" if len(answers) == 1 else f"{len(answers)} answers"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Self
+from typing import Any, Self
 
 from rich.cells import chop_cells
 from rich.console import Console, Group
@@ -97,12 +97,8 @@ class LiveView:
         """Time spent waiting between frames, excluded from the model's time."""
         self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._title, self._fps, self._next_time = title, fps, 0.0
-        self._live = Live(
-            console=self.console,
-            auto_refresh=False,
-            transient=not keep_last,
-            vertical_overflow="crop",
-        )
+        look: dict[str, Any] = {"transient": not keep_last, "vertical_overflow": "crop"}
+        self._live = Live(console=self.console, auto_refresh=False, **look)
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
@@ -258,7 +254,5 @@ def cut(lines: list[Text], room: int | None) -> list[Text]:
     """As many lines as there is room for, with a note where some are left out."""
     if room is None or len(lines) <= room:
         return lines
-    return [
-        *lines[: max(1, room - 1)],
-        Text("... the rest does not fit on the screen", style="dim"),
-    ]
+    note = Text("... the rest does not fit on the screen", style="dim")
+    return [*lines[: max(1, room - 1)], note]

@@ -184,9 +184,8 @@ def negative_entropy(log_p_NV: Tensor, tokens_N: Tensor) -> Tensor:
 def _first(is_open_BL: Tensor, number_BL: Tensor, count_B: Tensor) -> Tensor:
     """The ``count_B`` open positions of each row with the smallest numbers."""
     order_BL = torch.where(is_open_BL, number_BL, torch.inf).argsort(dim=1, stable=True)
-    rank_BL = torch.empty_like(order_BL).scatter_(
-        1, order_BL, torch.arange(order_BL.shape[1]).expand_as(order_BL)
-    )
+    rank_BL = torch.arange(order_BL.shape[1]).expand_as(order_BL)
+    rank_BL = torch.empty_like(order_BL).scatter_(1, order_BL, rank_BL)
     return is_open_BL & (rank_BL < count_B[:, None])
 
 

@@ -208,9 +208,8 @@ class TokenChoice:
             ordered, place = scaled.sort(dim=1, descending=True, stable=True)
             p = ordered.softmax(dim=1)
             is_out = p.cumsum(dim=1) - p >= self.top_p  # more likely tokens have enough probability
-            scaled = scaled.masked_fill(
-                torch.zeros_like(is_out).scatter(1, place, is_out), -torch.inf
-            )
+            is_out = torch.zeros_like(is_out).scatter(1, place, is_out)
+            scaled = scaled.masked_fill(is_out, -torch.inf)
         return scaled
 
 
@@ -267,9 +266,7 @@ def _check(
         falls = bool((grid.diff() < 0).all())
         is_grid = falls and float(grid[0]) == 1 and float(grid[-1]) == 0
     if not is_grid:
-        raise UserError(
-            "a grid must be a number of tokens per step, or times that decrease from 1 to 0"
-        )
+        raise UserError("a grid is a number of tokens per step, or times that decrease from 1 to 0")
     if block_length is not None and block_length < 1:
         raise UserError(f"block_length must be at least 1, got {block_length}")
 
@@ -372,9 +369,7 @@ def _turns(is_masked_BL: Tensor, block_length: int | None) -> list[Tensor]:
     if block_length is None:
         return [is_masked_BL]
     start_B = is_masked_BL.long().argmax(dim=1, keepdim=True)
-    block_BL = (torch.arange(is_masked_BL.shape[1]) - start_B).div(
-        block_length, rounding_mode="floor"
-    )
+    block_BL = (torch.arange(is_masked_BL.shape[1]) - start_B) // block_length
     last = int(torch.where(is_masked_BL, block_BL, 0).max())
     turns = [is_masked_BL & (block_BL == number) for number in range(last + 1)]
     return [one for one in turns if bool(one.any())]
@@ -424,9 +419,7 @@ def generate_in_order(
     num_samples, length = canvas_BL.shape
     noise, tell = Noise(seed, first_sample, canvas_BL), on_step or (lambda step: None)
     is_given_L = canvas_BL[0] != mask_id
-    assert bool(((canvas_BL != mask_id) == is_given_L).all()), (
-        "canvases must have the same given positions"
-    )
+    assert bool(((canvas_BL != mask_id) == is_given_L).all()), "other positions are given"
     num_given = int(is_given_L.sum())
     order_BL = _order(framework, noise.numbers(None, "order"), is_given_L)
     counter_BL = noise.place_BL.gather(1, order_BL)

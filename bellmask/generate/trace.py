@@ -144,9 +144,7 @@ class Trace:
 def load_trace(path: Path) -> Trace:
     """Read a trace; an error says what is wrong and where."""
     if not path.is_file():
-        raise UserError(
-            f"there is no trace {path}; 'bellmask generate RUN --trace {path}' makes one"
-        )
+        raise UserError(f"there is no {path}; 'bellmask generate RUN --trace {path}' makes one")
     try:
         return _read_trace(read_json(path))
     except ValueError as fault:
@@ -217,13 +215,11 @@ class Recorder:
         if step.number == 0:
             self._samples += [TracedSample([*map(self._text, row)], []) for row in rows]
             self._rows, self._calls_before = rows, self._num_calls
-        for sample, before, after in zip(
-            self._samples[-len(rows) :], self._rows, rows, strict=True
-        ):
+        samples = self._samples[-len(rows) :]
+        for sample, before, after in zip(samples, self._rows, rows, strict=True):
             sample.num_steps = step.number
             if after != before:
-                changed = [i for i, token in enumerate(after) if token != before[i]]
-                texts = [(i, self._text(after[i])) for i in changed]
+                texts = [(i, self._text(new)) for i, new in enumerate(after) if new != before[i]]
                 given = [(i, text) for i, text in texts if text is not None]
                 masked = [i for i, text in texts if text is None]
                 t = min(max(float(step.t), 0.0), 1.0)
@@ -269,17 +265,14 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
 
 def _embedded(trace: Trace, first: int) -> str:
     """Data for the script, as JSON that cannot close its element: ASCII, no angle brackets."""
-    samples = [
-        {
-            "num_steps": sample.num_steps,
-            "steps": [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)],
-            "positions": [
-                [(text and _broken(text), since, again) for text, since, again in past]
-                for past in sample.history()
-            ],
-        }
-        for sample in trace.samples
-    ]
+    samples = []
+    for sample in trace.samples:
+        steps = [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)]
+        positions = [
+            [(text and _broken(text), since, again) for text, since, again in past]
+            for past in sample.history()
+        ]
+        samples.append({"num_steps": sample.num_steps, "steps": steps, "positions": positions})
     content = {"first": first, "colors": reveal_colors(), "samples": samples}
     text = json.dumps(content, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -416,14 +409,8 @@ def _draw_legend(axes: Axes, num_steps: int) -> None:
         for label, color in colors.items()
     ]
     handles += [Line2D([], [], color=REMASKED_COLOR, linewidth=1.3, label="was masked again")]
-    axes.legend(
-        handles=handles,
-        loc="upper left",
-        bbox_to_anchor=(0, 0),
-        ncols=len(handles),
-        fontsize=7.5,
-        frameon=False,
-    )
+    look: dict[str, Any] = {"ncols": len(handles), "fontsize": 7.5, "frameon": False}
+    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(0, 0), **look)
 
 
 # The command.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
 from bellmask.diffusion.frameworks import mask_tokens
@@ -45,15 +46,13 @@ class MaskedDiffusionCollator:
         self.pad_id = pad_id
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        width = max(len(example["input_ids"]) for example in examples)
-
         def padded(name: str, fill: int) -> Tensor:
             rows = [torch.as_tensor(example[name]) for example in examples]
-            return torch.stack([F.pad(row, (0, width - len(row)), value=fill) for row in rows])
+            return pad_sequence(rows, batch_first=True, padding_value=fill)
 
         batch = {"input_ids": padded("input_ids", self.pad_id)}
-        lengths = torch.tensor([len(example["input_ids"]) for example in examples])
-        batch["attention_mask"] = (torch.arange(width) < lengths[:, None]).long()
+        lengths = torch.tensor([[len(example["input_ids"])] for example in examples])
+        batch["attention_mask"] = (torch.arange(batch["input_ids"].shape[1]) < lengths).long()
         if "labels" in examples[0]:
             batch["labels"] = padded("labels", IGNORED)
         return batch
@@ -112,18 +111,14 @@ class MaskedDiffusionTrainer(Trainer):
         order = shuffle(stream_key(seed, "strata", step), self._num_rows)
         t_B = self.objective.times(strata(order, level)[rows_B])
         place_BL = rows_B[:, None] * MOST_TOKENS + torch.arange(x0_BL.shape[1])
-        u_BL = uniform(stream_key(seed, "masks", step), place_BL)
+        u_BL = uniform(stream_key(seed, "masks", step), place_BL).to(x0_BL.device)
+        rate_B = (1 - self.objective.schedule.alpha(t_B)).to(x0_BL.device)
         xt_BL, is_masked_BL = mask_tokens(
-            x0_BL,
-            (1 - self.objective.schedule.alpha(t_B)).to(x0_BL.device),
-            mask_id=self.mask_id,
-            u_BL=u_BL.to(x0_BL.device),
-            is_maskable_BL=is_maskable_BL,
+            x0_BL, rate_B, mask_id=self.mask_id, u_BL=u_BL, is_maskable_BL=is_maskable_BL
         )
         outputs = model(input_ids=xt_BL, attention_mask=inputs.get("attention_mask"))
-        ce_N = F.cross_entropy(
-            outputs.logits[is_masked_BL].float(), x0_BL[is_masked_BL], reduction="none"
-        )
+        logits_NV = outputs.logits[is_masked_BL].float()
+        ce_N = F.cross_entropy(logits_NV, x0_BL[is_masked_BL], reduction="none")
         weight_B = self.objective.weight(t_B).to(ce_N)
         weight_N = weight_B[:, None].expand_as(x0_BL)[is_masked_BL]
         # the Trainer takes the mean over processes and accumulation steps
@@ -146,15 +141,10 @@ class MaskedDiffusionTrainer(Trainer):
         began = time.perf_counter()
         ids = [torch.as_tensor(row["input_ids"]) for row in rows]
         starts = [_first_label(row.get("labels")) for row in rows]
-        place = self.accelerator
+        place, size = self.accelerator, self.args.eval_batch_size
         world = World(place.process_index, place.num_processes, place.device)
         found = nelbo(
-            network,
-            ids,
-            mask_id=self.mask_id,
-            starts=starts,
-            batch_size=self.args.eval_batch_size,
-            world=world,
+            network, ids, mask_id=self.mask_id, starts=starts, batch_size=size, world=world
         )
         told = {
             "loss": found.nll,
@@ -165,9 +155,8 @@ class MaskedDiffusionTrainer(Trainer):
         }
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in told.items()}
         self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        on_evaluate = self.callback_handler.on_evaluate
+        self.control = on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
 

@@ -44,16 +44,11 @@ def _settle_texts(figure: Figure) -> None:
         axes.get_xticklabels(), axes.get_yticklabels()  # gives the labels their texts
     for text in figure.findobj(Text):
         text.set_text(visible_lines(text.get_text()))
-        if "$" in text.get_text() and not _is_formula(text.get_text()):
-            text.set_parse_math(False)
-
-
-def _is_formula(text: str) -> bool:
-    try:
-        MathTextParser("path").parse(text)
-    except ValueError:
-        return False
-    return True
+        if "$" in text.get_text():
+            try:
+                MathTextParser("path").parse(text.get_text())
+            except ValueError:
+                text.set_parse_math(False)
 
 
 # Panels that look alike

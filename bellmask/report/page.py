@@ -40,8 +40,7 @@ def html_page(title: str, body: str, *, style: str = "", script: str = "") -> st
 def html_table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     """Cells of text; a table that is too wide scrolls."""
     head = "".join(f"<th>{page_text(name)}</th>" for name in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{page_text(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    lines = ["".join(f"<td>{page_text(cell)}</td>" for cell in row) for row in rows]
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
     table = f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return f'<div class="scroll">{table}</div>'

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from bellmask.config import options as opt
 from bellmask.config.config import RunConfig
 from bellmask.data.tokenizers import Tokenizer
+from bellmask.diffusion import laws
 from bellmask.diffusion.frameworks import Framework, Mdm, any_order, arm, shifted_arm, sigma_arm
-from bellmask.diffusion.laws import (
-    Band,
-    Dirac,
-    TimeLaw,
-    TruncatedGaussian,
-    TruncatedLaplace,
-    Uniform,
-    WithUniform,
-)
 from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Objective
 from bellmask.diffusion.progress import ProgressLaw
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
@@ -40,19 +33,19 @@ def _place_of(options: opt.LawOptions | opt.ScheduleOptions) -> tuple[float, flo
     return mu, opt.DEFAULT_SCALE if options.scale is None else options.scale
 
 
-def build_law(options: opt.LawOptions) -> TimeLaw:
+def build_law(options: opt.LawOptions) -> laws.TimeLaw:
     """The time law that the options name."""
     mu, scale = _place_of(options)
-    table: dict[str, Callable[[], TimeLaw]] = {
-        "uniform": Uniform,
-        "dirac": lambda: Dirac(mu),
-        "gaussian": lambda: TruncatedGaussian(mu, scale),
-        "laplace": lambda: TruncatedLaplace(mu, scale),
-        "band": lambda: Band(*opt.band_ends(options)),
+    table: dict[str, Callable[[], laws.TimeLaw]] = {
+        "uniform": laws.Uniform,
+        "dirac": lambda: laws.Dirac(mu),
+        "gaussian": lambda: laws.TruncatedGaussian(mu, scale),
+        "laplace": lambda: laws.TruncatedLaplace(mu, scale),
+        "band": lambda: laws.Band(*opt.band_ends(options)),
         "progress": ProgressLaw,
     }
     law, share = look_up("time law", options.name, table)(), options.uniform_share
-    return law if share is None else WithUniform(law, share)
+    return law if share is None else laws.WithUniform(law, share)
 
 
 def build_schedule(options: opt.ScheduleOptions) -> Schedule:
@@ -63,7 +56,7 @@ def build_schedule(options: opt.ScheduleOptions) -> Schedule:
         "linear": Linear,
         "cosine": Cosine,
         "polynomial": lambda: Polynomial(power),
-        "middle_flat": lambda: MiddleFlat(TruncatedGaussian(mu, scale)),
+        "middle_flat": lambda: MiddleFlat(laws.TruncatedGaussian(mu, scale)),
     }
     return look_up("schedule", options.name, table)()
 
@@ -73,9 +66,9 @@ def build_objective(config: RunConfig) -> Objective:
     if config.framework.name != "mdm":
         return ChainRule()
     options = config.objective
-    table: dict[str, Callable[[TimeLaw, Schedule], Objective]] = {
+    table: dict[str, Callable[[laws.TimeLaw, Schedule], Objective]] = {
         "nelbo": lambda law, schedule: Nelbo(law, schedule, options.time_floor),
-        "bell": lambda law, schedule: Bell(law, schedule),
+        "bell": Bell,
         "importance": lambda law, schedule: Importance(law, options.divide_by_t, schedule),
     }
     try:
@@ -125,10 +118,8 @@ def learning_cautions(config: RunConfig) -> list[str]:
 
 def build_rules(options: opt.DataOptions, tokenizer: Tokenizer) -> AttentionRules:
     """Attention masks in training and evaluation."""
-    return AttentionRules(
-        sees_pads=options.pads == "noised",
-        document_eos=tokenizer.eos_id if options.document_attention else None,
-    )
+    eos_id = tokenizer.eos_id if options.document_attention else None
+    return AttentionRules(sees_pads=options.pads == "noised", document_eos=eos_id)
 
 
 def build_stored(
@@ -162,10 +153,8 @@ def build_model(
         if config.model.backbone == "causal_lm":
             assert backbone is not None
             inner = make_language_model(backbone.language_model, config.model.dropout)
-            near = config.model.local_conv
-            model: Network = PretrainedDenoiser(
-                inner, num_tokens, is_causal=is_causal, local_conv=near
-            )
+            how: dict[str, Any] = {"is_causal": is_causal, "local_conv": config.model.local_conv}
+            model: Network = PretrainedDenoiser(inner, num_tokens, **how)
         else:
             encoding = config.resolved().framework.encoding or "source"
             model = Denoiser(config.model, num_tokens, is_causal=is_causal, encoding=encoding)

@@ -313,9 +313,7 @@ def load_tensors(
             reader = dcp.HuggingFaceStorageReader(str(folder))
             dcp.load(tensors, storage_reader=reader, no_dist=world is None or world.size == 1)
         except (Exception, dcp.CheckpointException) as error:  # the latter is not an Exception
-            raise UserError(
-                f"checkpoint {folder} does not match config.json: {_cause(error)}"
-            ) from None
+            raise UserError(f"{folder} does not match config.json: {_cause(error)}") from None
 
 
 # When a checkpoint is written: while training waits, or in the background from a copy.
@@ -351,9 +349,8 @@ class Saver:
         # of a tensor that is cut, this process's part, cut as before
         copies = {name: t.detach().to("cpu", copy=True) for name, t in tensors.items()}
         # daemon: a process that was told to stop must not wait for ranks that are gone
-        self._thread = threading.Thread(
-            target=self._run, args=(step, copies, state), name="saving", daemon=True
-        )
+        given = (step, copies, state)
+        self._thread = threading.Thread(target=self._run, args=given, name="saving", daemon=True)
         self._thread.start()
 
     def _run(self, step: int, copies: dict[str, Tensor], state: dict[str, Any]) -> None:

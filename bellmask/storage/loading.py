@@ -27,12 +27,7 @@ from bellmask.model.pretrained import Backbone, PretrainedDenoiser
 from bellmask.model.transformer import hash_weights
 from bellmask.storage.build import Network, build_framework, build_stored
 from bellmask.storage.checkpoint import CheckpointStore, load_tensors, read_state
-from bellmask.storage.run_folder import (
-    read_backbone,
-    read_config,
-    read_description,
-    read_tokenizer,
-)
+from bellmask.storage.run_folder import read_backbone, read_config, read_description, read_tokenizer
 from bellmask.utils.console import announced
 from bellmask.utils.distributed import World, pick_device, pick_precision
 from bellmask.utils.errors import UserError, look_up

@@ -135,10 +135,8 @@ def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
 
 def check_same_text(runs: Sequence[NamedRun]) -> None:
     """UserError unless all runs have the same text and tokenizer."""
-    marks = [
-        [read_description(run.folder).get(f"{what}_fingerprint") for what in ("train", "tokenizer")]
-        for run in runs
-    ]
+    kinds = ("train_fingerprint", "tokenizer_fingerprint")
+    marks = [[read_description(run.folder).get(kind) for kind in kinds] for run in runs]
     for run, mark in zip(runs, marks):
         if mark != marks[0]:
             raise UserError(f"{runs[0].folder} and {run.folder} have different text or tokenizers")

@@ -73,9 +73,7 @@ def inside(folder: Path, name: Any, where: str) -> Path:
     """
     is_name = isinstance(name, str) and name not in ("", ".", "..")
     if not is_name or any(sign in name for sign in "/\\\0\n\r"):
-        raise UserError(
-            f"{where} refers to the file {name!r}; only files in its own folder are read"
-        )
+        raise UserError(f"{where} names the file {name!r}; only files in its own folder are read")
     return folder / name
 
 

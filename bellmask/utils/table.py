@@ -42,9 +42,8 @@ class Table:
             console = Console(highlight=False, width=PIPE_WIDTH)
         table = RichTable(title=_on_screen(self.title), title_justify="left")
         # keep words whole if the screen has room for the longest of each column
-        widths = [
-            max(map(len, " ".join(c).split()), default=0) for c in zip(self.columns, *self.rows)
-        ]
+        columns = zip(self.columns, *self.rows)
+        widths = [max(map(len, " ".join(c).split()), default=0) for c in columns]
         is_wide_enough = sum(widths) + 3 * len(widths) + 1 <= console.width
         for number, name in enumerate(self.columns):
             # never cut: names may differ in their last letters
