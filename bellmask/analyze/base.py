@@ -6,6 +6,7 @@ on use.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -102,20 +103,6 @@ ANALYSES = {
 
 # The command
 
-HELP = """The paper's analyses on your runs, and exact ones that need no run.
-
-usage: bellmask analyze NAME [RUN ...] [options]    (see bellmask analyze NAME --help)
-
-Each prints a table and writes NAME.json, NAME.png and NAME.svg.
-
-{names}
-
-examples:
-  bellmask analyze inefficient-masks --length 1024
-  bellmask analyze context-curve runs/base runs/arm
-  bellmask analyze decompose runs/toy-base runs/toy-bell
-"""
-
 
 def open_analysis(name: str) -> Analysis:
     """The analysis of that name; its module is imported now."""
@@ -125,10 +112,22 @@ def open_analysis(name: str) -> Analysis:
 
 
 def main(args: list[str]) -> int:
-    """Run the analysis that is named first."""
+    """The paper's analyses on your runs, and exact ones that need no run.
+
+    usage: bellmask analyze NAME [RUN ...] [options]    (see bellmask analyze NAME --help)
+
+    Each prints a table and writes NAME.json, NAME.png and NAME.svg.
+
+    {names}
+
+    examples:
+      bellmask analyze inefficient-masks --length 1024
+      bellmask analyze context-curve runs/base runs/arm
+      bellmask analyze decompose runs/toy-base runs/toy-bell
+    """  # noqa: D405
     if not args or args[0] in ("-h", "--help"):
         names = "\n".join(f"  {name:<20} {line}" for name, (_, line) in ANALYSES.items())
-        print(HELP.format(names=names))
+        print(f"{inspect.getdoc(main)}\n".format(names=names))
         return 0
     name, *rest = args
     if name.startswith("-"):

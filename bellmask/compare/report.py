@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -250,16 +251,10 @@ def _draw_arrows(axes: Axes, results: Results) -> None:
         text = "≥ " if compared[name]["is_bound"] else ""
         text += f"{ratio:.2f}x fewer steps" + (f" ({name})" if len(compared) > 1 else "")
         is_short = ratio < SHORT_ARROW  # its label would reach beyond the last step
-        axes.text(
-            steps if is_short else (steps + steps / ratio) / 2,
-            height + 0.012 * (high - low),
-            text,
-            color=color,
-            ha="right" if is_short else "center",
-            va="bottom",
-            fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 0.5},
-        )
+        x, side = (steps, "right") if is_short else ((steps + steps / ratio) / 2, "center")
+        look: dict[str, Any] = {"color": color, "ha": side, "va": "bottom", "fontsize": 9}
+        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.9, "pad": 0.5}
+        axes.text(x, height + 0.012 * (high - low), text, bbox=box, **look)
 
 
 # Paper: Fig. 5
@@ -284,16 +279,8 @@ def curves_figure(results: Results, *, with_time: bool = True) -> Figure:
     panels[-1].legend(fontsize=8)
     place = panels[0].get_yaxis_transform()
     target, text = variants[reference]["nll"], f"{reference} at its last step"
-    panels[0].annotate(
-        text,
-        (0.01, target),
-        xytext=(0, -3),
-        xycoords=place,
-        textcoords="offset points",
-        fontsize=8,
-        color="0.3",
-        va="top",
-    )
+    below: dict[str, Any] = {"xytext": (0, -3), "textcoords": "offset points", "va": "top"}
+    panels[0].annotate(text, (0.01, target), xycoords=place, fontsize=8, color="0.3", **below)
     return figure
 
 
@@ -332,18 +319,7 @@ def context_figure(results: Results) -> Figure:
 
 # The page: one self-contained file, readable on a desktop and on a phone
 
-STYLE = """
-.lead { font-size: 1.1rem; border-left: 4px solid var(--red); padding: .3rem .8rem;
-  background: var(--panel); }
-th, td { text-align: right; white-space: nowrap; overflow-wrap: normal; }
-th { white-space: normal; vertical-align: bottom; }
-th:first-child, td:first-child { text-align: left; }
-.facts td, .facts th { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-.columns { grid-template-columns: repeat(auto-fit, minmax(min(100%, 500px), 1fr)); }
-figure { margin: 1rem 0; }
-figure svg { width: 100%; min-width: 480px; max-width: 760px; height: auto; }
-figure.wide svg { min-width: 640px; max-width: none; }
-"""
+STYLE = files("bellmask.compare").joinpath("report.css").read_text(encoding="utf-8")
 
 
 def _figure(figure: Figure, caption: str, prefix: str, kind: str = "") -> str:

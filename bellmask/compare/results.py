@@ -217,10 +217,7 @@ class RunRecord:
         return {
             "run": self.folder.name,
             "seed": self.config.train.seed,
-            "steps": self.steps,
-            "nll": self.nll,
-            "nll_se": self.nll_se,
-            "seconds": self.seconds,
+            **{name: getattr(self, name) for name in ("steps", "nll", "nll_se", "seconds")},
             "bits_per_byte": self.last.summary()["bits_per_byte"],
             "tokens_per_second": float(np.median(train["tokens_per_second"])),
             "nll_by_context": [
@@ -360,7 +357,12 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
     runs: dict[str, dict[str, Runs]] = {point: {name: {} for name in names} for point in points}
     for entry in entries:
         seeds = runs[entry.point][entry.variant]
-        _check_one_thing(entry, next(iter(seeds.values()), entry.record))
+        same = next(iter(seeds.values()), entry.record)  # runs of a variant differ in the seed only
+        own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
+        differing = _differing(entry.record, same)
+        if others := [o for o in differing if o not in own and not is_free_option(o)]:
+            pair = f"{same.folder} and {entry.record.folder}"
+            raise UserError(f"{pair} are both {entry.variant} but differ in {', '.join(others)}")
         seeds[entry.record.config.train.seed] = entry.record
     best = {name: min(points, key=lambda point: _rank(runs[point][name])) for name in names}
     chosen = {name: runs[best[name]][name] for name in names}
@@ -385,16 +387,6 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
     if len(points) > 1:
         summary["grid"] = [_grid_row(point, runs[point], reference) for point in points]
     return summary
-
-
-def _check_one_thing(entry: Entry, first: RunRecord) -> None:
-    """Reject a run of a variant that differs from its first one in more than the seed."""
-    own = ("train.seed", "framework.order_seed")  # a seed may bring its own order
-    differing = _differing(entry.record, first)
-    others = ", ".join(o for o in differing if o not in own and not is_free_option(o))
-    if others:
-        pair = f"{first.folder} and {entry.record.folder}"
-        raise UserError(f"{pair} are both {entry.variant} but differ in {others}")
 
 
 def _differing(run: RunRecord, base: RunRecord) -> dict[str, Any]:

@@ -20,16 +20,8 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 
 from bellmask import __version__
-from bellmask.compare.execute import (
-    PlannedRun,
-    TrainingOptions,
-    execute,
-    for_comparison,
-    is_finished,
-    plan_runs,
-    run_key,
-    with_seed,
-)
+from bellmask.compare import execute as trainings
+from bellmask.compare.execute import PlannedRun, TrainingOptions
 from bellmask.compare.report import draw_runs
 from bellmask.compare.results import RunRecord, check_comparable, read_run, write_json
 from bellmask.compare.variants import OWNED, check_shared, parse_variants, split_words
@@ -134,10 +126,10 @@ def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> Sta
             "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
             "--sft.train"
         )
-    for_comparison(sft)
+    trainings.for_comparison(sft)
     variants = parse_variants(VARIANTS)
     # as 'bellmask compare' plans them, which so shares these runs
-    adapted = plan_runs(for_comparison(cpt), variants, options)
+    adapted = trainings.plan_runs(trainings.for_comparison(cpt), variants, options)
     tokenizer, data = _load_examples(cpt, sft, options.quiet)
     marks = (tokenizer.fingerprint, data.train.fingerprint, data.valid.fingerprint)
     runs = []
@@ -145,10 +137,10 @@ def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> Sta
         name, seed, steps = first.variant, first.config.train.seed, first.config.train.steps
         runs.append(StageRun(f"CPT {name}", "", first.config, first.folder, seed, name, None))
         for second in variants:
-            own = _started(with_seed(sft, seed - cpt.train.seed), first.folder, steps)
+            own = _started(trainings.with_seed(sft, seed - cpt.train.seed), first.folder, steps)
             tuned = second.apply(own)
             # the adaptation's key replaces its path
-            key = run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
+            key = trainings.run_key(_started(tuned, first.folder.name, steps), "/".join(marks))
             label, folder = f"CPT {name} + SFT {second.name}", first.folder.with_name(key)
             runs.append(StageRun(label, "", tuned, folder, seed, name, second.name))
     about = describe_blocks(sft, data)
@@ -213,7 +205,7 @@ def compare_stages(
     try:
         for is_tuned in (False, True):
             stage = [run for run in plan.runs if (run.sft is not None) == is_tuned]
-            execute(list(map(_as_started, stage)), options)
+            trainings.execute(list(map(_as_started, stage)), options)
         outcomes = _outcomes(plan, exam, options.quiet)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
@@ -245,7 +237,7 @@ def _as_started(run: StageRun) -> StageRun:
     options.
     """
     path = run.folder / "config.json"
-    if run.sft is None or not path.exists() or is_finished(run):
+    if run.sft is None or not path.exists() or trainings.is_finished(run):
         return run
     before = load_config(path).start.model
     return replace(run, config=replace(run.config, start=replace(run.config.start, model=before)))

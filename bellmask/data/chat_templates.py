@@ -20,6 +20,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib.resources import files
 from typing import Any, Literal, NoReturn
 
 import numpy as np
@@ -84,18 +85,7 @@ ExampleSource = Source[Numbered]
 
 Kind = Literal["auto", "plain", "chat", "vicuna"]
 ANSWER = "Answer:"
-VICUNA = """\
-{%- if messages[0].role != 'system' -%}
-A chat between a curious user and an artificial intelligence assistant. \
-The assistant gives helpful, detailed, and polite answers to the user's questions.
-{%- endif -%}
-{%- for m in messages -%}
-{%- if m.role == 'system' -%}{{ m.content }}
-{%- elif m.role == 'user' -%}{{ ('USER: ' if loop.index0 > 1 else ' USER: ') + m.content }}
-{%- else -%}{{ ' ASSISTANT: ' + m.content + eos_token }}
-{%- endif -%}
-{%- endfor -%}
-{{ ' ASSISTANT:' }}"""
+VICUNA = files("bellmask.data").joinpath("vicuna.jinja").read_text(encoding="utf-8").rstrip("\n")
 """Its sentence about the chat, one space between parts, EOS after an answer."""
 
 

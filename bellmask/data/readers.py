@@ -73,13 +73,6 @@ def _whole(lines: Iterable[str]) -> Iterator[Piece]:
         yield Piece("".join(held))
 
 
-def _by_line(lines: Iterable[str]) -> Iterator[Piece]:
-    """Each line that is not blank is a document, without its end of line."""
-    for line in lines:
-        if line.strip():
-            yield Piece(line.rstrip("\r\n"))
-
-
 def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRule:
     """Documents between border lines; ``keep_border`` makes the line the next one's first."""
 
@@ -97,20 +90,16 @@ def _between(is_border: Callable[[str], bool], keep_border: bool) -> DocumentRul
     return rule
 
 
-def _by_wiki_page(lines: Iterable[str]) -> Iterator[Piece]:
-    """Each article of a Wikipedia dump, as clean text."""
-    return map(Piece, wikipedia.articles(lines))
-
-
 _HEADING = re.compile(r"^ = [^=\s](?:.*[^=\s])? = $")
 
 DOCUMENT_RULES: dict[str, DocumentRule] = {
     "file": _whole,
-    "line": _by_line,
+    # each that is not blank, without its end of line
+    "line": lambda lines: (Piece(line.rstrip("\r\n")) for line in lines if line.strip()),
     "paragraph": _between(lambda line: not line.strip(), keep_border=False),
     "article": _between(lambda line: bool(_HEADING.match(line.rstrip("\r\n"))), keep_border=True),
     "endoftext": _between(lambda line: line.strip() == "<|endoftext|>", keep_border=False),
-    "wikipage": _by_wiki_page,
+    "wikipage": lambda lines: map(Piece, wikipedia.articles(lines)),
 }
 
 
@@ -542,24 +531,26 @@ class InWheel:
 def wheel_source(name: str, part: InWheel, *, rule: AnyRule, cache: Path) -> Source[Piece]:
     """Documents of a file inside a wheel."""
     archive = part.wheel.fetch(cache)  # with the right SHA-256, so the text has its own too
-    place = f"{part.wheel.name}=={part.wheel.version}/{part.member}"
-
-    def read() -> Iterator[Piece]:
-        with open_member(archive, part.member) as stream:
-            yield from read_stream(stream, part.member, rule=rule, column="text", label=name)
-
-    return Source(name, identity_of([part.sha256]), read, {place: part.sha256})
+    origin = {f"{part.wheel.name}=={part.wheel.version}/{part.member}": part.sha256}
+    return _member_source(name, archive, part.member, rule, origin)
 
 
 def tar_source(name: str, archive: Path, member: str, *, rule: AnyRule) -> Source[Piece]:
-    """One file inside a .tar.gz, read as it is unpacked; nothing of the archive is run."""
+    """One file inside a .tar.gz; nothing of the archive is run."""
+    origin = {f"{archive.name}/{member}": _hash_file(archive)}
+    return _member_source(name, archive, member, rule, origin)
+
+
+def _member_source(
+    name: str, archive: Path, member: str, rule: AnyRule, origin: dict[str, str]
+) -> Source[Piece]:
+    """One file of an archive, read as it is unpacked."""
 
     def read() -> Iterator[Piece]:
         with readable_errors(str(archive)), open_member(archive, member) as stream:
             yield from read_stream(stream, member, rule=rule, column="text", label=name)
 
-    digest = _hash_file(archive)
-    return Source(name, identity_of([digest]), read, {f"{archive.name}/{member}": digest})
+    return Source(name, identity_of(origin.values()), read, origin)
 
 
 @dataclass(frozen=True)

@@ -298,39 +298,29 @@ _ROWS_AT_ONCE = 1 << 13
 _OWN_OPTIONS = ("data.train", "data.tokenizer", "data.block_length", "data.cache")
 
 
-@dataclass(frozen=True)
-class _Toy:
-    """A toy by name; ``number`` is None for toys without one."""
-
-    build: Callable[..., ToySource]
-    """(symbols, length, and the number if it takes one) → source."""
-    number: str = ""
-    default: float = 0.0
-    highest: float = 0.0
-    """The number runs from 0 to this."""
-
-
-TOYS = {
-    "sticky": _Toy(ToySource.sticky, "stay", 0.8, 0.999),
-    "order2": _Toy(ToySource.order_two),
-    "hidden": _Toy(ToySource.hidden),
-    "local": _Toy(ToySource.local, "locality", 0.5, 1.0),
+TOYS: dict[str, tuple[Callable[..., ToySource], str, float, float]] = {
+    "sticky": (ToySource.sticky, "stay", 0.8, 0.999),
+    "order2": (ToySource.order_two, "", 0.0, 0.0),
+    "hidden": (ToySource.hidden, "", 0.0, 0.0),
+    "local": (ToySource.local, "locality", 0.5, 1.0),
 }
+"""Name → ((symbols, length, and the number if it takes one) → source; what the number is, '' where
+there is none; its default; the highest one)."""
 
 
 def _parse(train: str) -> tuple[str, float]:
     name, colon, text = train.removeprefix(TOY_PREFIX).partition(":")
-    toy = look_up("toy corpus", name, TOYS)
-    if colon and not toy.number:
+    _, what, default, highest = look_up("toy corpus", name, TOYS)
+    if colon and not what:
         raise UserError(f"data.train={train}: {TOY_PREFIX}{name} takes no number")
     try:
-        number = float(text) if colon else toy.default
+        number = float(text) if colon else default
     except ValueError:
         number = -1.0
-    if not 0 <= number <= toy.highest:
+    if not 0 <= number <= highest:
         raise UserError(
-            f"data.train={train}: the {toy.number} of {TOY_PREFIX}{name} is a number from 0 to "
-            f"{toy.highest:g}; write {TOY_PREFIX}{name}:{toy.default:g}"
+            f"data.train={train}: the {what} of {TOY_PREFIX}{name} is a number from 0 to "
+            f"{highest:g}; write {TOY_PREFIX}{name}:{default:g}"
         )
     return name, number
 
@@ -338,8 +328,8 @@ def _parse(train: str) -> tuple[str, float]:
 def toy_source(options: DataOptions) -> ToySource:
     """The exact source of a run's rows."""
     name, number = _parse(options.train)
-    numbers = [number] if TOYS[name].number else []
-    return TOYS[name].build(NUM_SYMBOLS, options.block_length, *numbers)
+    build, what, *_ = TOYS[name]
+    return build(NUM_SYMBOLS, options.block_length, *([number] if what else []))
 
 
 def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Blocks]:

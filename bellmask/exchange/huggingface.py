@@ -22,15 +22,8 @@ from torch import Tensor
 from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import ByteTokenizer, FastTokenizer, SymbolTokenizer, Tokenizer
+from bellmask.exchange import mdlm
 from bellmask.exchange.card import exported_options, model_card
-from bellmask.exchange.mdlm import (
-    INV_FREQ,
-    METADATA,
-    OPTIONS,
-    from_ours,
-    rotary_rates,
-    write_safetensors,
-)
 from bellmask.model.pretrained import PretrainedDenoiser, merge_lora
 from bellmask.storage import loading
 from bellmask.storage.loading import Loaded, LoadOptions, float_parameters, map_ids
@@ -110,14 +103,15 @@ def export_mdlm(run: Loaded, out: Path) -> None:
     """One safetensors file in mdlm's layout, with the prefix that its Lightning module has."""
     check_exportable(run, "mdlm")
     config, flat = run.config, run.config.flat()
-    theirs = from_ours(float_parameters(run.model), config.model.num_layers, map_ids(run.tokenizer))
-    theirs[INV_FREQ] = rotary_rates(config.model.width // config.model.num_heads)
-    about = {name: flat[option] for name, option in OPTIONS.items()}
+    layers, ids = config.model.num_layers, map_ids(run.tokenizer)
+    theirs = mdlm.from_ours(float_parameters(run.model), layers, ids)
+    theirs[mdlm.INV_FREQ] = mdlm.rotary_rates(config.model.width // config.model.num_heads)
+    about = {name: flat[option] for name, option in mdlm.OPTIONS.items()}
     about |= {"wrap": run.is_wrapped, "step": run.step}
     about["time_conditioning"] = config.model.modulation == "time"
     tensors = {f"backbone.{name}": tensor for name, tensor in theirs.items()}
     with whole_file(out, "the weights") as scratch:
-        write_safetensors(tensors, scratch, **{METADATA: json.dumps(about)})
+        mdlm.write_safetensors(tensors, scratch, **{mdlm.METADATA: json.dumps(about)})
 
 
 # The Hugging Face folder.
@@ -167,7 +161,7 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
     with whole_folder(out, "the export") as folder:
         own = folder / loading.OWN
         own.mkdir()
-        write_safetensors(parts.tensors, folder / loading.MODEL)
+        mdlm.write_safetensors(parts.tensors, folder / loading.MODEL)
         write_tokenizer(run, folder, parts)
         write_json(folder / "config.json", parts.config | special)
         write_json(folder / "run.json", about)
@@ -176,7 +170,7 @@ def export_hugging_face(run: Loaded, out: Path, *, weights: str, name: str | Non
         if run.backbone is not None:
             write_backbone(own, run.backbone)
         if parts.own:
-            write_safetensors(parts.own, own / loading.OWN_TENSORS)
+            mdlm.write_safetensors(parts.own, own / loading.OWN_TENSORS)
         for file in parts.code:
             code = files("bellmask").joinpath(file)
             write_text(folder / code.name, code.read_text(encoding="utf-8"))
@@ -207,9 +201,7 @@ def _trunk_files(run: Loaded) -> ModelFiles:
         "num_attention_heads": model.num_heads,
         "intermediate_size": model.mlp_ratio * model.width,
         "max_position_embeddings": run.config.data.block_length,
-        "local_conv": model.local_conv,
-        "modulation": model.modulation,
-        "time_input": model.time_input,
+        **{name: getattr(model, name) for name in ("local_conv", "modulation", "time_input")},
         "schedule": run.config.schedule.name,
         "tie_word_embeddings": False,
         "torch_dtype": "float32",
@@ -328,7 +320,11 @@ def _inner(tokenizer: Tokenizer) -> Any:
         tree["post_processor"] = None  # no special tokens around a text
         return Inner.from_str(json.dumps(tree))
     if isinstance(tokenizer, ByteTokenizer):  # byte-level BPE without a merge
-        inner = Inner(models.BPE(vocab=_byte_letters(), merges=[]))
+        # the letter of a byte: itself where it can be printed, else one from number 256 on
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        others = [byte for byte in range(256) if chr(byte) not in alphabet]
+        places = {a: ord(a) if ord(a) < 256 else others[ord(a) - 256] for a in alphabet}
+        inner = Inner(models.BPE(vocab=places, merges=[]))
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         inner.decoder = decoders.ByteLevel()
         return inner
@@ -337,16 +333,6 @@ def _inner(tokenizer: Tokenizer) -> Any:
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     inner.decoder = decoders.Fuse()
     return inner
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter that byte-level tokenizers write for each byte: itself where it can be printed,
-    else one of the letters from number 256 on.
-    """
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    letters = {chr(byte): byte for byte in printed}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
 # The command.

@@ -92,8 +92,12 @@ def _rows(tokenizer: FastTokenizer) -> list[int]:
     return [row for row in theirs if row >= 0]
 
 
-def _load_causal_lm(path: str) -> Any:
-    transformers = import_transformers("--start")
+@torch.no_grad()
+def fill_from_causal_lm(
+    network: PretrainedDenoiser, path: str, tokenizer: FastTokenizer, mask_token: int | None
+) -> None:
+    """Copy the weights in, rows in our order; the mask's begins as the mean or as a token's."""
+    transformers, rows = import_transformers("--start"), _rows(tokenizer)
     with quiet(f"{path}: cannot load its weights"):
         check_shards(path)
         source, about = transformers.AutoModelForCausalLM.from_pretrained(
@@ -101,15 +105,6 @@ def _load_causal_lm(path: str) -> Any:
         )
     if missing := sorted(about["missing_keys"]):
         raise UserError(f"{path}: not a complete causal LM: the weights {missing[0]} are missing")
-    return source
-
-
-@torch.no_grad()
-def fill_from_causal_lm(
-    network: PretrainedDenoiser, path: str, tokenizer: FastTokenizer, mask_token: int | None
-) -> None:
-    """Copy the weights in, rows in our order; the mask's begins as the mean or as a token's."""
-    source, rows = _load_causal_lm(path), _rows(tokenizer)
     embedding, head = source.get_input_embeddings(), source.get_output_embeddings()
     if max(rows) >= embedding.num_embeddings:
         raise UserError(f"{path}: its tokenizer has more tokens than the model")

@@ -101,16 +101,7 @@ class PretrainedDenoiser(nn.Module):
         """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""
         if mask is None and self.has_windows and not self.is_causal:
             mask = torch.ones(1, 1, 1, x_BL.shape[1], dtype=torch.bool, device=x_BL.device)
-        h_BLD = self._embed(x_BL)
-        if self.local_conv is not None:
-            h_BLD = self.local_conv(h_BLD, mask)
-        return self.language_model.base_model(
-            inputs_embeds=h_BLD, use_cache=False, **attention(mask, self.is_causal)
-        ).last_hidden_state
-
-    def _embed(self, x_BL: Tensor) -> Tensor:
         rows = self.language_model.get_input_embeddings()
-        is_mask_BL = x_BL == self.mask_id
         known_BL = torch.where(x_BL < rows.num_embeddings, x_BL, 0)  # pads added to the tokenizer
         h_BLD = rows(known_BL)
         # the sum over blocks is in float32, also where weights were gathered shorter; but for a
@@ -118,7 +109,13 @@ class PretrainedDenoiser(nn.Module):
         device, is_stuck = h_BLD.device.type, self.has_layer_norm and h_BLD.device.type == "cpu"
         if torch.is_autocast_enabled(device) and not is_stuck:
             h_BLD = h_BLD.float()
-        return torch.where(is_mask_BL[..., None], self.mask_row.to(h_BLD.dtype), h_BLD)
+        is_mask_BL = (x_BL == self.mask_id)[..., None]
+        h_BLD = torch.where(is_mask_BL, self.mask_row.to(h_BLD.dtype), h_BLD)
+        if self.local_conv is not None:
+            h_BLD = self.local_conv(h_BLD, mask)
+        return self.language_model.base_model(
+            inputs_embeds=h_BLD, use_cache=False, **attention(mask, self.is_causal)
+        ).last_hidden_state
 
 
 @torch.no_grad()
@@ -245,26 +242,21 @@ def add_lora(model: PretrainedDenoiser, rank: int, alpha: float) -> None:
     except ImportError:
         raise UserError("--start.lora-rank needs peft: pip install 'bellmask[lora]'") from None
     inner = model.language_model
-    config = peft.LoraConfig(
-        r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]
-        lora_dropout=0.0,
-        target_modules=_linear_names(inner),
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Conv1D of GPT-2: it corrects the setting itself
-        peft.inject_adapter_in_model(config, inner)
-
-
-def _linear_names(inner: Any) -> list[str]:
-    """Last names of the linear maps inside blocks (GPT-2 calls them Conv1D)."""
     head = inner.get_output_embeddings()
-    found = {
+    linear = {  # last names of the linear maps inside blocks (GPT-2 calls them Conv1D)
         name.rsplit(".", 1)[-1]
         for name, part in inner.named_modules()
         if part is not head and (isinstance(part, nn.Linear) or type(part).__name__ == "Conv1D")
     }
-    return sorted(found)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=alpha,  # type: ignore[arg-type]
+        lora_dropout=0.0,
+        target_modules=sorted(linear),
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Conv1D of GPT-2: it corrects the setting itself
+        peft.inject_adapter_in_model(config, inner)
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ def _texts_and_tasks_and_no_network(zoo, tmp_path, monkeypatch):
     def unreachable(*_, **__):
         raise UserError("cannot be reached")
 
-    for place in ("corpora.hub_source", "tasks.validation_records", "tasks._on_hub"):
+    for place in ("readers.hub_source", "tasks.validation_records", "tasks._on_hub"):
         monkeypatch.setattr(f"bellmask.data.{place}", unreachable)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(zoo / "tasks", "tasks")

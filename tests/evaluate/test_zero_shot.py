@@ -242,7 +242,7 @@ def test_missing_sets_are_all_named_before_any_is_read(bell, news, tmp_path, mon
     def unreachable(name, *_, **__):
         raise UserError(f"cannot reach {name} on the hub (no network). Offline? Download it")
 
-    monkeypatch.setattr("bellmask.data.corpora.hub_source", unreachable)
+    monkeypatch.setattr("bellmask.data.readers.hub_source", unreachable)
     sets = [TextSet("ptb"), news, TextSet("arxiv")]
     with monkeypatch.context() as patch:
         patch.setattr(zero_shot, "prepare", lambda *_, **__: 1 / 0)

@@ -18,14 +18,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import MaskedLMOutput
 
 # bellmask/model/dit.py, of which an export has a copy
-from .dit import (  # type: ignore[import-not-found]
-    Block,
-    LocalConv,
-    ModulatedNorm,
-    Modulation,
-    TimeEmbedding,
-    rotary_table,
-)
+from .dit import Block, LocalConv, ModulatedNorm, Modulation, TimeEmbedding, rotary_table
 
 
 class BellmaskConfig(PretrainedConfig):
