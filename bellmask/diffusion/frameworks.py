@@ -46,9 +46,8 @@ def mask_tokens(
     ``generator`` when not given. Tokens that are not maskable (pads, prompts) stay visible.
     """
     if u_BL is None:
-        u_BL = torch.rand(
-            x0_BL.shape, dtype=torch.float64, device=x0_BL.device, generator=generator
-        )
+        dtype = torch.float32 if x0_BL.device.type == "mps" else torch.float64  # a Mac has none
+        u_BL = torch.rand(x0_BL.shape, dtype=dtype, device=x0_BL.device, generator=generator)
     is_masked_BL = u_BL < mask_rate.to(u_BL)[:, None]
     if is_maskable_BL is not None:
         is_masked_BL = is_masked_BL & is_maskable_BL

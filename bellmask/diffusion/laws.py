@@ -467,7 +467,7 @@ class Band(TimeLaw):
 
 @dataclass(frozen=True)
 class WithUniform(TimeLaw):
-    """Another law, and a share of uniform times: then no context count is never seen."""
+    """Another law with a share of uniform times, so that every context count occurs."""
 
     law: TimeLaw
     share: float = 0.05
@@ -478,6 +478,8 @@ class WithUniform(TimeLaw):
                 "a uniform share needs 0 < share < 1 and a law with a density, "
                 f"got {self.share} and {self.law}"
             )
+        if self.law.at(0) is not self.law:
+            raise ValueError(f"{self.law} tunes itself and has a uniform share already")
 
     def breaks(self) -> Sequence[float]:
         """The other law's."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -123,7 +124,7 @@ class Bell(Objective):
     def at(self, step: int) -> Objective:
         """The same with the law of that step."""
         law = self.law.at(step)
-        return self if law is self.law else replace(self, law=law)
+        return self if law is self.law else _with_law(self, law)
 
     def times(self, u_B: Tensor) -> Tensor:
         """F^-1(u)."""
@@ -139,6 +140,12 @@ class Bell(Objective):
         if isinstance(self.schedule, Linear):
             return self.law.mean
         return self.law.expectation(lambda t: 1 - self.schedule.alpha(t))
+
+
+@lru_cache(maxsize=4)
+def _with_law(objective: Bell, law: laws.TimeLaw) -> Bell:
+    """Cached, because the normalizer is an integral and laws change once in many steps."""
+    return replace(objective, law=law)
 
 
 # Paper: App. C.4: importance sampling

@@ -1,10 +1,10 @@
 """A law that tunes itself: it draws most often the mask rates at which most is being learned.
 
-Now and then a probe measures the NLL at fixed mask rates, on fixed rows with nested masks. Its fall
-since the last probe, less the fall at rate 1 (where only token frequencies can be learned), times
-the masked tokens of a row, is what a row teaches at that rate. The law is a Gaussian with the mean
-and width of its fourth power, and a share of uniform times: every context count is drawn, so
-Prop. 4.2 holds at every step.
+A periodic probe measures the NLL at fixed mask rates, on fixed rows with nested masks. The signal
+that a row carries at a rate is the fall of that NLL, less the fall at rate 1 (where only token
+frequencies can be learned), times the number of masked tokens. The law is a Gaussian with the mean
+and width of the signal's fourth power, with a share of uniform times: every context count is drawn,
+so Prop. 4.2 holds at every step.
 
 In any training loop::
 
@@ -32,7 +32,7 @@ RATES = (*((k + 0.5) / NUM_RATES for k in range(NUM_RATES)), 1.0)
 """Mask rates of a probe; at the last one nothing is seen."""
 NUM_ROWS = 16
 POWER = 4
-"""Of what a row teaches. With 1 the law is as wide as the uniform one."""
+"""Of the signal. With 1 the law is as wide as the uniform one."""
 LEAST_WIDTH = 0.1
 UNIFORM_SHARE = 0.05
 MEMORY = 3
@@ -139,10 +139,10 @@ class ProgressLaw(AdaptiveLaw):
         return WithUniform(TruncatedGaussian(*parameters), UNIFORM_SHARE)
 
     def measure(self, nll_KB: Tensor) -> Sequence[float] | None:
-        """Moments of what a row teaches at each rate, in hundredths: small differences between
+        """Moments of the signal over the rates, in hundredths: small differences between
         machines or numbers of processes do not reach the times.
 
-        Noise cannot move the law: t (1 - t), what a row teaches where one neighbor tells all, is
+        Noise cannot move the law: t (1 - t), the signal if one neighbor determines a token, is
         added in proportion to the falls' errors over rows.
         """
         fall_KB = self.average_fall(nll_KB.double())

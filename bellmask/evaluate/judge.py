@@ -420,8 +420,12 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     is_held = is_asked and all(path.is_file() for path in paths)
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
-        told = "judging answers to the %d tasks in %s; for others give --data-dir or --benchmark"
-        logger.info(told, len(found.tasks), options.a)
+        logger.info(
+            "judging answers to the %d instructions in %s; for others give --data-dir or "
+            "--benchmark FILE",
+            len(found.tasks),
+            options.a,
+        )
     else:
         cache = cache_folder(options.cache_dir)
         found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)

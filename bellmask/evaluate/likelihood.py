@@ -385,7 +385,7 @@ def probe(
     mask_id: int,
     starts: Sequence[int] | None = None,
 ) -> Tensor:
-    """What a :class:`bellmask.ProgressLaw` wants to know now and then of anybody's network.
+    """The input of :meth:`bellmask.ProgressLaw.update`, for any network.
 
     The arguments are those of :func:`nelbo`; the same 16 rows each time are enough.
     """
@@ -401,14 +401,14 @@ def _scorer(
     starts: Sequence[int] | None,
     world: World | None = None,
 ) -> Iterator[BlockScorer]:
-    """Anybody's network and rows as evaluation takes them; in evaluation mode meanwhile."""
-    kept = [torch.as_tensor(row).cpu().numpy() for row in rows]
-    if not kept:
-        raise UserError("nelbo needs at least one row")
-    width = max(map(len, kept))
+    """A scorer for any network and rows; the network is in evaluation mode inside."""
+    arrays = [torch.as_tensor(row).cpu().numpy() for row in rows]
+    if not arrays:
+        raise UserError("at least one row is needed")
+    width = max(map(len, arrays))
     blocks = Blocks.from_rows(
         Row(np.pad(row, (0, width - len(row))), len(row), number, starts[number] if starts else 0)
-        for number, row in enumerate(kept)
+        for number, row in enumerate(arrays)
     )
     module = network if isinstance(network, torch.nn.Module) else torch.nn.Identity()
     parameter, was_training = next(module.parameters(), None), module.training
@@ -437,8 +437,9 @@ def nll_by_rate(
         found = scorer.mean(index_N[part], context_N[part], key)
         if not is_extra:
             ce_N[part] = found
-    world = scorer.world
-    return world.all_reduce_sum(ce_N.to(world.device)).cpu().view(len(RATES), -1)
+    if scorer.world.size > 1:
+        ce_N = scorer.world.all_reduce_sum(ce_N.to(scorer.world.device)).cpu()
+    return ce_N.view(len(RATES), -1)
 
 
 # Paper: Lemma A.2, Eq. 8

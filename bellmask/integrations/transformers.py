@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
-from bellmask.diffusion.frameworks import mask_tokens
 from bellmask.diffusion.laws import strata
 from bellmask.diffusion.objectives import Bell, Objective
 from bellmask.evaluate.likelihood import nelbo
@@ -111,11 +110,12 @@ class MaskedDiffusionTrainer(Trainer):
         order = shuffle(stream_key(seed, "strata", step), self._num_rows)
         t_B = self.objective.times(strata(order, level)[rows_B])
         place_BL = rows_B[:, None] * MOST_TOKENS + torch.arange(x0_BL.shape[1])
-        u_BL = uniform(stream_key(seed, "masks", step), place_BL).to(x0_BL.device)
-        rate_B = (1 - self.objective.schedule.alpha(t_B)).to(x0_BL.device)
-        xt_BL, is_masked_BL = mask_tokens(
-            x0_BL, rate_B, mask_id=self.mask_id, u_BL=u_BL, is_maskable_BL=is_maskable_BL
-        )
+        u_BL = uniform(stream_key(seed, "masks", step), place_BL)
+        is_drawn_BL = u_BL < (1 - self.objective.schedule.alpha(t_B))[:, None]  # float64: on CPUs
+        is_masked_BL = is_drawn_BL.to(x0_BL.device)
+        if is_maskable_BL is not None:
+            is_masked_BL = is_masked_BL & is_maskable_BL
+        xt_BL = torch.where(is_masked_BL, self.mask_id, x0_BL)
         outputs = model(input_ids=xt_BL, attention_mask=inputs.get("attention_mask"))
         logits_NV = outputs.logits[is_masked_BL].float()
         ce_N = F.cross_entropy(logits_NV, x0_BL[is_masked_BL], reduction="none")

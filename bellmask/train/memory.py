@@ -391,9 +391,10 @@ def flops_per_token(start: Start, tokenizer: Tokenizer, precision: torch.dtype) 
     """Operations of training on one token; what is repeated to save memory is not counted."""
     config = replace(start.config, scale=replace(start.config.scale, recompute="none"))
     start = replace(start, config=config, backbone=start.backbone_for(tokenizer))
-    planned = plan_network(config, known=(start, tokenizer.num_tokens))
-    size = -(-TRACED_ROWS // scored_rows(planned, 1))
-    traced = trace_microbatch(planned, size, str(precision).removeprefix("torch."))
+    with quiet("this network cannot be traced"):
+        planned = plan_network(config, known=(start, tokenizer.num_tokens))
+        size = -(-TRACED_ROWS // scored_rows(planned, 1))
+        traced = trace_microbatch(planned, size, str(precision).removeprefix("torch."))
     return traced.flops / (size * config.data.block_length)
 
 
@@ -585,11 +586,14 @@ def first_that_runs(sizes: Sequence[int], attempt: Callable[[int], None], world:
         size, is_out = sizes[0], False
         try:
             attempt(size)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:  # OutOfMemoryError, but a plain one on a Mac's GPU
+            if not isinstance(error, torch.OutOfMemoryError) and "out of memory" not in str(error):
+                raise
             is_out = True
         if not world.any(is_out):
             return size
-        torch.cuda.empty_cache()
+        if torch.accelerator.is_available():
+            torch.accelerator.empty_cache()
         sizes = [smaller for smaller in sizes if smaller <= size // 2]
     raise UserError(
         "out of memory with a single row per forward pass; use --scale.recompute block, "

@@ -161,8 +161,8 @@ class TrainStep:
         if self.reads_late:
             is_bad = ~numbers[:2].isfinite().all()
             numbers = numbers.to("cpu", non_blocking=True)
-        if world.device.type == "cuda":
-            event = torch.cuda.Event()
+        if world.device.type in ("cuda", "mps"):  # the copy may not be done yet
+            event = getattr(torch, world.device.type).Event()
             event.record()
 
         def read() -> StepResult:

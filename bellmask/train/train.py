@@ -43,7 +43,7 @@ class TrainCommand(PresetOptions):
     """no: fail if the folder already has a run. auto: continue the run if there is one. yes: fail
     if there is no run to continue."""
     quiet: bool = False
-    """Print only errors."""
+    """Print only results, warnings and errors."""
 
 
 def main(args: Sequence[str]) -> int:

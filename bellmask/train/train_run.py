@@ -121,6 +121,8 @@ class _Training:
         self.objective, self.is_own = own or build.build_objective(config), own is not None
         law = getattr(self.objective, "law", None)
         self.law = law if isinstance(law, AdaptiveLaw) else None
+        if self.law:
+            self.law.load_state({})  # one object may serve several runs
         self.start, self.folder, self.world = start, folder, world
         self.tokenizer, data = start.load_data(is_quiet=is_quiet or world.size > 1)
         self.data = replace(data, valid=data.valid.spread(config.validation.blocks))
@@ -160,13 +162,15 @@ class _Training:
         self.trainer = Trainer(config, folder, self.state, step, saver, self.display, actions)
 
     def _fit_memory(self, before: dict[str, Any]) -> tuple[ParallelPlan, bool]:
-        """The choices for these devices, and whether their microbatch is only an estimate."""
+        """The choices for these devices, and whether their microbatch must be tried."""
         config, world, layout = self.config, self.world, None
         sizes = planning.microbatch_sizes(config.train, world.size)
         microbatch = planning.split_batch(config.train, world.size)
         is_guess = planning.is_automatic(config.train, world.device)
+        is_tried = is_guess
         if is_guess and before and (recorded := microbatch_before(before, config)) in sizes:
             microbatch, is_guess = recorded, False
+            is_tried = not config.model.dropout  # the device may be another, and smaller
         may_shard = config.scale.sharding == "auto" and world.size > 1
         if is_guess or (may_shard and world.device.type != "cpu"):
             from bellmask.train.memory import estimate_here  # traces: not needed on a CPU
@@ -175,11 +179,11 @@ class _Training:
                 with announced("estimating memory", is_quiet=self.display.console.quiet):
                     found = estimate_here(self.start, self.tokenizer, world)
                 layout, microbatch = found.layout, found.microbatch if is_guess else microbatch
-            except UserError as error:  # a network that cannot be traced: trying will tell
+            except UserError as error:  # a network that cannot be traced: the trial decides
                 logger.warning("no estimate of memory: %s", error)
         plan = plan_parallel(config, world, layout, microbatch)
         # where weights are sharded, a process without memory would keep the others waiting
-        return plan, is_guess and not plan.layout.is_sharded
+        return plan, is_tried and not plan.layout.is_sharded
 
     def _planner(self, microbatch: int) -> StepPlanner:
         data, given = self.data, (self.objective, self.config, self.world)
@@ -194,13 +198,20 @@ class _Training:
         self.state.tensors()  # makes those of the optimizer
 
         def attempt(size: int) -> None:
+            """The longest rows of full batches, all masked: no step needs more."""
+            planner, first = self._planner(size), self.config.train.batch_warmup
+            step = max(range(first, first + TRIED_STEPS), key=planner.length)
+            batch = max(planner(step).microbatches, key=lambda one: one.x0_BL.numel())
+            batch = replace(batch, t_B=torch.ones_like(batch.t_B), context_B=None)
             try:
-                for batch in self._planner(size)(0).microbatches[:2]:
+                for _ in range(2):  # the second one beside gradients
                     with autocast(device, self.plan.precision):
                         loss = Pass.of(batch, self.framework, mask_id).loss(model, device)
                     loss.backward()
             finally:
                 model.zero_grad()
+                if device.type == "cuda":
+                    torch.cuda.reset_peak_memory_stats(device)
 
         sizes = planning.microbatch_sizes(self.config.train, self.world.size)
         return first_that_runs(sizes[sizes.index(self.plan.microbatch) :], attempt, self.world)
@@ -420,6 +431,8 @@ class _Training:
         self.trainer.saver.save(state.step, state.tensors(), about | state.scalars())
 
 
+TRIED_STEPS = 100
+"""Some of them have whole rows, where rows are cut to a random length now and then."""
 SEPARATOR = "\n\n--------\n\n"
 """Between the texts of a file of samples."""
 

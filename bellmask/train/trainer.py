@@ -142,8 +142,8 @@ class Trainer:
         is_profiled = self.config.log.profile and self.world.is_main
         profile = self.metrics.path.with_name("profile.json") if is_profiled else None
         with self._catching_signals(), profiling(profile) as traced:
+            now = self.state.progress
             while not self.is_done:
-                before = self.state.progress
                 self._update()
                 traced()
                 # several processes agree on it in the step's own sums
@@ -151,7 +151,8 @@ class Trainer:
                 if is_stopped:
                     self._finish()
                     self._raise_problem()
-                self._act(before, is_stopped)
+                before, now = now, self.state.progress  # probes and late reads count as well
+                self._act(before, now, is_stopped)
                 if is_stopped and not self.is_done:
                     self.saver.wait()
                     return self._signal or signal.SIGTERM
@@ -250,8 +251,7 @@ class Trainer:
             "resuming repeats the same steps: change options and start again with another --out."
         )
 
-    def _act(self, before: RunProgress, is_stopped: bool) -> None:
-        now = self.state.progress
+    def _act(self, before: RunProgress, now: RunProgress, is_stopped: bool) -> None:
         for interval, action in self.actions:
             is_due = interval.is_due(before, now) or now.steps in action.at_steps
             if interval.unit == "minutes":

@@ -182,7 +182,7 @@ def open_world(device_option: str) -> Iterator[World]:
         yield World(device=device)
         return
     if device.type == "mps":
-        raise UserError("a Mac's GPU takes one process: omit torchrun, or use --train.device cpu")
+        raise UserError("a Mac's GPU takes one process: omit torchrun, or use the device cpu")
     _check_restarts()
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
@@ -210,6 +210,7 @@ def deterministic(is_wanted: bool) -> Iterator[None]:
     """torch's deterministic kernels inside; to be entered before anything is on a GPU."""
     cudnn, before = torch.backends.cudnn, torch.are_deterministic_algorithms_enabled()
     flags = cudnn.deterministic, cudnn.benchmark
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
     if is_wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
@@ -217,7 +218,7 @@ def deterministic(is_wanted: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before)
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)
         cudnn.deterministic, cudnn.benchmark = flags
 
 
@@ -282,9 +283,9 @@ def check_compiler(device: torch.device) -> None:
 # Data sheets of devices
 #
 # Peaks are dense (no sparsity), as the makers publish them: bfloat16 with float32 sums on matrix
-# units, float32 without TF32, which is torch's default. The link is half of the published NVLink
-# (or PCIe) figure, which counts both ways. The network is an assumption: 400 Gbit/s per device
-# beside H100 and later, 200 beside A100, 100 beside the others.
+# units; float32 on ordinary units, while runs use TF32 on matrix units, at half of bfloat16's rate.
+# The link is half of the published NVLink (or PCIe) figure, which counts both ways. The network is
+# an assumption: 400 Gbit/s per device with H100 and later, 200 with A100, 100 with the others.
 
 GIB = 2**30
 
@@ -309,6 +310,8 @@ class Device:
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matrix products in a type."""
+        if precision == "float32" and self.is_gpu and self.bfloat16 is not None:
+            return max(self.float32, self.bfloat16 / 2)  # TF32
         found = self.float32 if precision == "float32" else self.bfloat16
         if found is None:
             raise UserError(f"{self.name} does not support bfloat16; use --train.precision float32")

@@ -19,6 +19,6 @@ def train_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 train_run(run.config, run.folder, resume="auto", is_quiet=True)
         return {}
 
-    for module in ("compare", "stages"):
+    for module in ("compare", "execute"):
         monkeypatch.setattr(f"bellmask.compare.{module}.execute", execute)
     return trained
