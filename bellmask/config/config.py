@@ -80,6 +80,12 @@ def _in_one_line(text: str) -> str:
             if float(given) == int(float(given)):
                 return f"{flag} needs a whole number; write {int(float(given))}, not {given}"
         return f"{flag} needs a whole number, not {given!r}"
+    union = r"Error parsing (\S+): no type matching (\S+) could be instantiated from \['(.*?)'"
+    if found := re.search(union, told):
+        flag, kinds, given = found.groups()
+        words = {"INT": "a whole number", "FLOAT": "a number"}
+        needed = [words.get(kind, kind.strip("{}")) for kind in kinds.split("|")]
+        return f"{flag} needs {' or '.join(needed)}, not {given!r}"
     if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*one of \((.*?)\)", told):
         given, flag, allowed = found.groups()
         return str(unknown(f"value of {flag},", given, re.findall(r"'(.*?)'", allowed)))

@@ -62,6 +62,10 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("train xyzzy", "preset 'xyzzy' ('bellmask presets' lists all)"),
         ("train tiny --data my.txt", "unknown option --data; did you mean --data.train?"),
         ("train tiny --train.steps 1e3", "--train.steps needs a whole number; write 1000, not 1e3"),
+        (
+            "train tiny --train.microbatch-size many",
+            "--train.microbatch-size needs None or a whole number or auto, not 'many'",
+        ),
         ("train tiny --train.steps 1.5", "--train.steps needs a whole number, not '1.5'"),
         ("train tiny --optim.lr abc", "--optim.lr needs a number, not 'abc'"),
         ("train tiny --train.steps", "--train.steps needs a value"),
