@@ -36,9 +36,9 @@ POWER = 4
 LEAST_WIDTH = 0.1
 UNIFORM_SHARE = 0.05
 MEMORY = 3
-"""Falls are averaged over the last third of the training: they shrink, and so must their noise."""
+"""Falls are averaged over about the last third of the probes so far, to reduce their noise."""
 CAUTION = 2
-"""Standard errors of the falls that stand against what they say."""
+"""Weight of t (1 - t), in standard errors of the falls."""
 
 
 class AdaptiveLaw(TimeLaw):
@@ -79,7 +79,7 @@ class AdaptiveLaw(TimeLaw):
         return self._laws[-1][1:]
 
     def average_fall(self, nll_KB: Tensor) -> Tensor | None:
-        """The fall of each NLL from probe to probe, over the last third of the training."""
+        """Mean fall of each NLL from probe to probe, over about the last third of them."""
         last, self._last = self._last, nll_KB.tolist()
         if not last:
             return None

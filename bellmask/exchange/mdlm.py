@@ -471,9 +471,12 @@ class _WeightsUnpickler(pickle._Unpickler):
     }
 
     def __init__(self, archive: zipfile.ZipFile) -> None:
-        named = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-        pickled = next(named, "data.pkl")
+        names = archive.namelist()
+        pickled = next((name for name in names if name.endswith("/data.pkl")), "data.pkl")
         self._root = pickled.removesuffix("data.pkl")
+        order = f"{self._root}byteorder"
+        if order in names and archive.read(order) != sys.byteorder.encode():
+            raise UserError(f"{archive.filename} has another byte order than this machine")
         super().__init__(io.BytesIO(archive.read(pickled)))
         self._archive, self._storages = archive, dict[str, Tensor]()
 

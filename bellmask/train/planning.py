@@ -84,7 +84,7 @@ def microbatch_sizes(options: TrainOptions, num_processes: int) -> list[int]:
 
 
 def split_batch(options: TrainOptions, num_processes: int) -> int:
-    """Rows per microbatch (of ``auto`` all); refuses what processes and it do not divide."""
+    """Rows per microbatch (all for ``auto``); UserError if the batch is not divisible."""
     batch, size = options.batch_size, options.microbatch_size
     if not isinstance(size, int):
         size = None

@@ -57,7 +57,7 @@ class Pass:
         return Pass(batch.first, problem, mask, weight_N, largest)
 
     def pinned(self) -> Pass:
-        """In memory that a GPU can read by itself."""
+        """In pinned memory, for copies that do not block."""
         mask, weight = (x if x is None else x.pin_memory() for x in (self.mask, self.weight_N))
         problem = self.problem.map(Tensor.pin_memory)
         return replace(self, problem=problem, mask=mask, weight_N=weight)
@@ -122,10 +122,10 @@ class TrainStep:
         # on a CPU another thread would only compete for cores
         self.plan = Prefetch(self._prepare) if self.reads_late else self._prepare
         self.wants_stop: Callable[[], bool] = lambda: False
-        """Of this process; in the result that all processes read."""
+        """True if this process should stop; the step's result tells all processes."""
 
     def _prepare(self, step: int) -> tuple[StepPlan, list[Pass]]:
-        """All that can be made without the network, in memory that the device reads by itself."""
+        """Everything that does not need the network, pinned where the device is a GPU."""
         plan, device = self.planner(step), self.world.device
         passes = [Pass.of(m, self.framework, self.mask_id) for m in plan.microbatches]
         if device.type == "cuda":
@@ -196,7 +196,7 @@ class TrainStep:
         """The gradient's norm over all processes, before it is clipped."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))  # type: ignore[misc]
-        # who knows the norm already saves a pass over a gradient that is short enough
+        # where the norm is known already, gradients that need no clipping are left alone
         if self.clip and (self.reads_late or self.clip < float(norm)):
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return norm
