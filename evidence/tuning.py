@@ -274,10 +274,12 @@ def tuning_page() -> list[str]:
     if passed:
         where = "everywhere" if not missing else "on all of these"
         lines += [f"Pass {where}: {', '.join(law for law in passed if passed[law]) or 'none'}.", ""]
+    if passed and not passed["progress"]:  # one text is enough
+        lines += [FAILS, ""]
+    elif not missing:
+        lines += [HOLDS, ""]
     if missing:
-        lines += [f"Not measured yet, so there is no verdict: {', '.join(missing)}.", ""]
-    else:
-        lines += [HOLDS if passed["progress"] else FAILS, ""]
+        lines += [f"Not measured yet: {', '.join(missing)}.", ""]
     return lines
 
 
