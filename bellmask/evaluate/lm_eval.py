@@ -27,9 +27,10 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.readers import Record, cache_folder, read_records
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
-from bellmask.evaluate.suite import results_folder, write_results
+from bellmask.evaluate.suite import all_ranks, results_folder, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.console import announced, tell
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
 from bellmask.utils.stats import plus_minus
@@ -312,6 +313,13 @@ def main(args: Sequence[str]) -> int:
         names = write_overlays(Path(options.write_tasks), options)
         print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
         return 0
+    folder = results_folder(options.out, options.runs, "lm-eval")
+    with all_ranks(options.device, folder) as (world, folder):
+        _measure(options, harness, world, folder)
+    return 0
+
+
+def _measure(options: HarnessOptions, harness: ModuleType, world: World, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         include = None if options.stock else Path(scratch)
         if include is None:
@@ -328,10 +336,11 @@ def main(args: Sequence[str]) -> int:
         found = {}
         for name, model in models.items():
             tell(f"{name}: {', '.join(tasks)} ...", sys.stderr)  # lm-eval's own lines are silenced
+            model.world = world
             found[name] = harness.evaluate_tasks(model, tasks, include, **how)
+    if not world.is_main:
+        return
     numbers = _results(options, models, found)
-    folder = results_folder(options.out, options.runs, "lm-eval")
     write_results(folder, numbers, "results")
     _show(numbers)
     print(f"written: {folder}/results.json")
-    return 0

@@ -48,6 +48,7 @@ from bellmask.generate.fill import fill_rows
 from bellmask.generate.rules import RULES
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, run_fingerprint
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import sanitize
 from bellmask.utils.progress import Progress, progress_bar
@@ -196,6 +197,8 @@ class BellmaskLM(LM):
         self.own_length = self._answerer.length if has_learned else None
         self.progress: Progress | None = None
         """Counts answers; by default there is a bar for each kind of request."""
+        self.world = World()
+        """Its processes share the requests; the caller sets it."""
         self.facts: defaultdict[str, TaskFacts] = defaultdict(TaskFacts)
         """By task."""
         self._answers = Store(None)
@@ -299,7 +302,8 @@ class BellmaskLM(LM):
         """All windows of a continuation are what the model would write."""
         flat = [window for own in windows for window in own]
         with self._bar("is it the model's output", "continuations", len(flat)) as progress:
-            parts = iter(self.scorer.is_greedy(flat, progress=progress))
+            own = progress.scaled(self.world.size)
+            parts = iter(self.world.share(flat, lambda mine: self.scorer.is_greedy(mine, own)))
         return [all(list(islice(parts, len(own)))) for own in windows]
 
     # Texts. A gap follows the context and is filled one token per step, the surest first, as
@@ -457,12 +461,14 @@ class BellmaskLM(LM):
         size: Callable[[str], tuple[int, ...]],
         answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
     ) -> None:
-        """Get and store what is not there yet."""
-        missing = self._answers.missing(keys)
+        """Get and store what is not there yet; processes share a chunk, and each gets all of it."""
+        missing, count = self._answers.missing(keys), self.world.size
         with self._bar(what, unit, len(missing)) as progress:
-            for chunk in _chunks(missing, size):
-                answers = zip(chunk, answer(chunk, progress), strict=True)
-                self._answers.add({"key": key, **record} for key, record in answers)
+            own = progress.scaled(count)
+            for chunk in _chunks(missing, size, CHUNK * count):
+                answers = self.world.share(chunk, lambda mine: answer(mine, own))
+                pairs = zip(chunk, answers, strict=True)
+                self._answers.add({"key": key, **record} for key, record in pairs)
 
     def _bar(self, what: str, unit: str, total: int) -> contextlib.AbstractContextManager[Progress]:
         if self.progress is not None:
@@ -510,7 +516,9 @@ class BellmaskLM(LM):
         return found
 
 
-def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list[list[str]]:
+def _chunks(
+    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], longest: int
+) -> list[list[str]]:
     """Keys of about one size that are answered together; the first number of a size is the same.
 
     Cheap and expensive chunks are mixed, so that the remaining time can be estimated.
@@ -518,7 +526,7 @@ def _chunks(keys: Sequence[str], size: Callable[[str], tuple[int, ...]]) -> list
     chunks = []
     for _, same in groupby(sorted(keys, key=size), key=lambda key: size(key)[0]):
         together = list(same)
-        chunks += [together[start : start + CHUNK] for start in range(0, len(together), CHUNK)]
+        chunks += [together[start : start + longest] for start in range(0, len(together), longest)]
     return [chunks[place] for place in shuffle(stream_key(0, "chunks"), len(chunks)).tolist()]
 
 
@@ -618,15 +626,13 @@ def evaluate_tasks(
     """lm-eval's results on tasks: those of a folder of YAML files, or the stock ones.
 
     ``limit`` and ``bootstrap_iters`` (resamples for standard errors that have no formula, such as
-    perplexity's) are those of ``simple_evaluate``.
+    perplexity's) are those of ``simple_evaluate``, which returns nothing but on the main process.
     """
     from lm_eval.evaluator import simple_evaluate
 
     with quiet_lm_eval():
         how |= {"task_manager": _task_manager(tasks, include), "log_samples": False}
-        found = simple_evaluate(model=model, tasks=list(tasks), **how)
-    assert found is not None, "a single process"
-    return dict(found)
+        return simple_evaluate(model=model, tasks=list(tasks), **how) or {}
 
 
 class LoadedTasks:
@@ -650,7 +656,7 @@ class LoadedTasks:
 
         with quiet_lm_eval():
             found = evaluate(model, self._loaded, bootstrap_iters=0, log_samples=True)
-        assert found is not None, "a single process"
+        assert found is not None, "as a single process, also under torchrun"
         return dict(found["samples"])
 
 

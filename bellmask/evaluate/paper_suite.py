@@ -40,8 +40,9 @@ from bellmask.data.tasks import (
 )
 from bellmask.evaluate.lm_eval import import_harness, stock_folder, task_names, write_overlay
 from bellmask.evaluate.scorer import EstimatorOptions
-from bellmask.evaluate.suite import SuiteOptions, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
 from bellmask.storage.runs import by_folder
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.progress import NO_PROGRESS, progress_bar
 from bellmask.utils.stats import Estimate, Floats, plus_minus
@@ -634,7 +635,14 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
     options = replace(options, tasks=tuple(task_names(options.tasks)))
     _check(options)
-    harness, folder = import_harness(), results_folder(options.out, options.models, "paper")
+    folder = results_folder(options.out, options.models, "paper")
+    with all_ranks(options.device, folder) as (world, folder):
+        _measure(options, world, folder)
+    return 0
+
+
+def _measure(options: PaperOptions, world: World, folder: Path) -> None:
+    harness = import_harness()
     loaded, missing = _load_tasks(options)
     models = _load_models(options, harness, folder / "cache")
     with tempfile.TemporaryDirectory() as scratch:
@@ -642,6 +650,7 @@ def main(args: Sequence[str]) -> int:
         with progress_bar("paper suite", "answers", suite.num_missing()) as progress:
             for model in models.values():
                 model.progress = progress if model.is_model else NO_PROGRESS
+                model.world = world if model.is_model else model.world
             try:
                 found = suite.numbers()
             except KeyboardInterrupt:
@@ -655,4 +664,3 @@ def main(args: Sequence[str]) -> int:
     write_results(folder, numbers, "paper", md=markdown(numbers), tex=tex)
     show(numbers)
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")
-    return 0

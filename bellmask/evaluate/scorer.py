@@ -619,10 +619,8 @@ class TextScorer:
         self, samples: Sequence[Documents], progress: Progress = NO_PROGRESS
     ) -> list[TextScore]:
         """Each sample's score, in order, whatever the batch size and the number of processes."""
-        rank, count = self.world.rank, self.world.size
-        mine = self._score(samples[rank::count], progress.scaled(count))
-        shares = self.world.all_gather_object(mine)
-        return [shares[number % count][number // count] for number in range(len(samples))]
+        own = progress.scaled(self.world.size)
+        return self.world.share(samples, lambda mine: self._score(mine, own))
 
     def _score(self, samples: Sequence[Documents], progress: Progress) -> list[TextScore]:
         size = self.context - len(self.begin)

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from bellmask.utils.errors import LostProcessError, SavingError, TrainingError, UserError
 
+S = TypeVar("S")
 T = TypeVar("T")
 CPU = torch.device("cpu")
 _LOST = re.compile(
@@ -90,6 +91,12 @@ class World:
         if self.size > 1:
             dist.all_gather_object(found, value, group=self.group)
         return found
+
+    def share(self, items: Sequence[S], work: Callable[[Sequence[S]], list[T]]) -> list[T]:
+        """``work`` on a part of the items by each rank; the results of all, in order."""
+        mine = items[self.rank :: self.size]
+        parts = self.all_gather_object(work(mine) if mine else [])
+        return [parts[number % self.size][number // self.size] for number in range(len(items))]
 
     def any_rank(self, problem: str) -> str:
         """The first problem of any rank, on all ranks; empty if there is none."""

@@ -132,6 +132,38 @@ def test_paper_leaves_out_missing_tasks_if_asked_and_without_text_the_unigram(zo
     assert [m["name"] for m in found["models"]] == ["bell", "random"]
 
 
+SHARED = {
+    "zero-shot": "{zoo}/arm --suite zero-shot --draws 2 --seeds 1 --blocks 10 --corpora ptb "
+    "--from ptb={here}/ptb.txt",
+    "generative": "--suite generative --nfe 4 --seeds 1 --scorer {zoo}/arm --num 5",
+    "paper": "--suite paper --data-dir {here}/tasks --seeds 1 --draws 2 --longest-exact 2 "
+    "--limit 3",
+    "lm-eval": "--tasks piqa triviaqa lambada --data-dir {here}/tasks --limit 3 --draws 2",
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_two_processes_share_the_work_and_find_the_same(zoo, name, tmp_path, warm):
+    """An odd number of questions, so that shares differ."""
+    command = ["lm-eval" if name == "lm-eval" else "evaluate", f"{zoo}/bell"]
+    command += SHARED[name].format(zoo=zoo, here=tmp_path).split()
+    for size in (1, 2):
+        said = warm.run([*command, "--out", f"{tmp_path}/{size}"], size)
+        assert said.count("written: ") == 1, said
+    one, two = (dict(leaves(read(path))) for path in sorted(tmp_path.glob("[12]/*.json")))
+    assert len(one) > 10
+    assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+
+
+def leaves(value, at=""):
+    """Numbers of a JSON value, by place."""
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from leaves(item, f"{at}/{key}")
+    elif isinstance(value, int | float):
+        yield at, value
+
+
 REFUSALS = {
     "zero-shot": [
         ("bell --corpora ptb arxiv", "--from ptb=PATH --from arxiv=PATH"),

@@ -396,6 +396,33 @@ def test_where_no_choice_is_given_the_block_draws_its_own(monkeypatch):
     assert torch.equal(dropped, again)
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler of torch.jit
+def test_a_compiled_block_drops_the_same_forwards_and_backwards():
+    """Against the block with the choices that the compiled one has made, given from outside."""
+    model, x = awake(1, V, dropout=0.25).train(), torch.randn(40, L, 16, generator=seeded(2))
+    block, rotary = model.blocks[0], model._rotary(torch.arange(L), None)[0]
+    given = (rotary, None, None, None)
+    with torch.no_grad():
+        block.modulation.vectors[5] = 0  # the MLP's gate: what is left is linear in the choice
+        plain = block(x, *given, (torch.ones(40, L, 16), None)) - x
+    compiled = torch.compile(block, fullgraph=True)
+    torch.manual_seed(3)
+    found = compiled(x, *given, (None, None))
+    kept = ((found.detach() - x) / plain).nan_to_num().round()  # a scale of 4/3, also in `plain`
+    assert abs(kept.mean() - 0.75) < 5 * math.sqrt(0.25 * 0.75 / kept.numel())
+    expected = block(x, *given, (kept, torch.zeros_like(kept)))
+    torch.testing.assert_close(found, expected)
+    upstream = torch.randn(found.shape, generator=seeded(4))
+    weights, how = dict(block.named_parameters()), {"allow_unused": True, "materialize_grads": True}
+    ours = torch.autograd.grad((found * upstream).sum(), weights.values(), **how)
+    theirs = torch.autograd.grad((expected * upstream).sum(), weights.values(), **how)
+    for name, a, e in zip(weights, ours, theirs, strict=True):
+        if name == "modulation.vectors":
+            a, e = a[:5], e[:5]  # the MLP's gate has a choice of its own
+        torch.testing.assert_close(a, e, atol=1e-4, rtol=1e-3, msg=name)
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
 def test_flex_attention_sees_what_the_mask_shows():
