@@ -155,7 +155,7 @@ def sentence_settings(config: RunConfig) -> dict[str, RunConfig]:
         train=replace(config.train, steps=steps),
         checkpoint=replace(config.checkpoint, keep_steps=()),
     )
-    unpacked = replace(packed, data=replace(data, packing="unpacked"))
+    unpacked = replace(packed, data=replace(data, packing="unpacked", pads="noised"))
     return {"sentences": packed, "sentences_unpacked": unpacked}
 
 

@@ -65,11 +65,12 @@ def settings(lm1b: str | None) -> dict[str, RunConfig]:
     """The texts: clean enwik8, WikiText-2, and LM1B sentences packed and one per row."""
     larger, wikitext = medium(), small()
     packed = replace(wikitext, data=replace(wikitext.data, train="lm1b", from_files=lm1b))
+    padded = replace(packed.data, packing="unpacked", pads="noised")  # as preset lm1b_unpacked
     return {
         MEDIUM: replace(larger, data=replace(larger.data, valid_split="test")),
         "wikitext2": wikitext,
         "lm1b": packed,
-        "lm1b_unpacked": replace(packed, data=replace(packed.data, packing="unpacked")),
+        "lm1b_unpacked": replace(packed, data=padded),
     }
 
 
