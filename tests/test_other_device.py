@@ -44,7 +44,8 @@ def test_devices_and_waits(names: list[str], zoo: Path, tmp_path: Path) -> None:
     assert "found at least two devices, cpu and other:0" in found.pop("mixing")
     assert len(found) >= len(names)
     for what, waits in found.items():
-        expected = {"cpu": 1}  # cross-entropies of a batch, or drawn tokens
-        if what.startswith("train"):
-            expected = {"cpu": 1}  # the loss and the gradient's norm together, a step later
-        assert waits == expected, what
+        if what.startswith("sample"):  # a step's rows, when nothing is left to wait for
+            assert waits.pop("upload") <= 5, what
+        # cross-entropies of a batch, drawn tokens; of a step the loss and the gradient's norm
+        # together, a step later
+        assert waits == {"cpu": 1}, what

@@ -11,31 +11,26 @@ import torch
 from torch import Tensor
 
 
-def attention_mask(
-    is_real_BL: Tensor | None = None, document_BL: Tensor | None = None
-) -> Tensor | None:
-    """Which keys each query sees, True = visible: [B, 1, 1, L] or [B, 1, L, L]; None sees all.
+def attention_mask(is_real_BL: Tensor | None = None) -> Tensor | None:
+    """Which keys all queries see, True = visible: [B, 1, 1, L]; None sees all.
 
-    ``is_real`` hides padding; ``document`` (an id per token) keeps attention inside documents. A
-    pad still sees the real tokens, so that no softmax is empty; nothing reads its output.
+    A pad still sees the real tokens, so that no softmax is empty; nothing reads its output.
     """
-    if document_BL is None:
-        return None if is_real_BL is None else is_real_BL[:, None, None, :]
-    same = document_BL[:, None, :, None] == document_BL[:, None, None, :]
-    if is_real_BL is None:
-        return same
-    itself = torch.eye(document_BL.shape[1], dtype=torch.bool, device=same.device)
-    return (same & is_real_BL[:, None, None, :]) | itself
+    return None if is_real_BL is None else is_real_BL[:, None, None, :]
 
 
-def document_ids(x_BL: Tensor, eos_id: int) -> Tensor:
+def document_ids(x_BL: Tensor, eos_id: int, is_real_BL: Tensor | None = None) -> Tensor:
     """The document of each token in its row; an EOS is the last token of its document.
 
     At the start of a row it is a BOS (GPT-2 has one id for both) and belongs to the next document.
+    Each pad is a document of its own, with a negative number.
     """
     is_end = x_BL == eos_id
     is_end[:, 0] = False
-    return is_end.cumsum(dim=1) - is_end.long()
+    document_BL = is_end.cumsum(dim=1) - is_end.long()
+    if is_real_BL is None:
+        return document_BL
+    return torch.where(is_real_BL, document_BL, -1 - torch.arange(x_BL.shape[1]))
 
 
 @dataclass(frozen=True)
@@ -48,11 +43,11 @@ class AttentionRules:
     """With an EOS id: attention stays inside documents."""
 
     def mask(self, x0_BL: Tensor, is_real_BL: Tensor | None) -> Tensor | None:
-        """The attention mask of clean rows."""
+        """What a network takes as the mask of clean rows: who is seen, or document ids [B, L]."""
         real = None if self.sees_pads else is_real_BL
         if self.document_eos is None:
             return attention_mask(real)
-        return attention_mask(real, document_ids(x0_BL, self.document_eos))
+        return document_ids(x0_BL, self.document_eos, real)
 
 
 # A cache of keys and values, so that later calls need not recompute them.

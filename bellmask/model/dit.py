@@ -8,6 +8,7 @@ B batch, H heads, L length, E head size, D width, N selected rows (flat indices 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -63,16 +64,31 @@ class _Rotation(torch.autograd.Function):
         return _turn(grad, cos, sin, -1.0), None, None
 
 
-def block_mask(mask: Tensor) -> Any:
-    """A mask [B, 1, L, L] for FlexAttention, which skips blocks of it that hide everything."""
-    from torch.nn.attention.flex_attention import create_block_mask
+LEAST_FLEX_HEAD = 16
+"""FlexAttention has no kernel for smaller heads on GPUs."""
 
-    batch, _, num_queries, num_keys = mask.shape
+
+def same_document(document_BL: Tensor) -> Tensor:
+    """The mask [B, 1, L, L] that keeps attention inside documents."""
+    return document_BL[:, None, :, None] == document_BL[:, None, None, :]
+
+
+def block_mask(document_BL: Tensor) -> Any:
+    """The same for FlexAttention, which skips what it hides and never makes it as a tensor."""
 
     def is_seen(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return mask[b, 0, query, key]
+        return document_BL[b, query] == document_BL[b, key]
 
-    return create_block_mask(is_seen, batch, None, num_queries, num_keys, device=mask.device)
+    batch, length = document_BL.shape
+    return _block_mask_maker()(is_seen, batch, None, length, length, device=document_BL.device)
+
+
+@functools.cache
+def _block_mask_maker() -> Any:
+    """Compiled: otherwise torch makes several [B, L, L] tensors on the way."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    return torch.compile(create_block_mask)
 
 
 def attend(q_BLHE: Tensor, k_BLHE: Tensor, v_BLHE: Tensor, mask: Any, is_causal: bool) -> Tensor:

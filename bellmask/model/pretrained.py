@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bellmask.model.dit import LocalConv
+from bellmask.model.dit import LocalConv, same_document
 from bellmask.model.head import predict
 from bellmask.utils.errors import UserError
 from bellmask.utils.libraries import first_line, import_transformers, quiet
@@ -98,7 +98,13 @@ class PretrainedDenoiser(nn.Module):
         return predict(h_ND, head.weight, bias, targets_N, weight_N, reduce=reduce, kernel=kernel)
 
     def hidden(self, x_BL: Tensor, *, mask: Tensor | None = None) -> Tensor:
-        """Final hidden states [B, L, D]; ``mask`` [B or 1, 1, 1 or L, L] is True where seen."""
+        """Final hidden states [B, L, D].
+
+        ``mask`` [B or 1, 1, 1 or L, L] is True where seen; or it is [B, L], the documents of tokens
+        that see only their own.
+        """
+        if mask is not None and mask.ndim == 2:
+            mask = same_document(mask)
         if mask is None and self.has_windows and not self.is_causal:
             mask = torch.ones(1, 1, 1, x_BL.shape[1], dtype=torch.bool, device=x_BL.device)
         rows = self.language_model.get_input_embeddings()

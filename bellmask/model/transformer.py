@@ -100,8 +100,8 @@ class Denoiser(nn.Module):
     reads_chunks = True
     """``targets_N`` may be a function of logits."""
     uses_flex_attention = False
-    """Attention skips the parts that an [L, L] mask hides. Its backward pass needs a GPU, and only
-    compiled blocks make it fast."""
+    """Attention inside documents skips the others. Its backward pass needs a GPU, and only compiled
+    blocks make it fast."""
 
     @property
     def uses_time(self) -> bool:
@@ -150,6 +150,8 @@ class Denoiser(nn.Module):
         ``positions`` [L] or [B, L] of what the slots hold defaults to 0 .. L-1;
         ``target_positions``, of what they predict, matters to encodings that use it. With a filled
         ``cache`` the row is what comes after the positions in it, and ``positions`` must say where.
+        ``mask`` [B, 1, 1 or L, L] is True where seen; or it is [B, L], the documents of tokens that
+        see only their own.
         """
         if positions is None:
             positions = torch.arange(x_BL.shape[1], device=x_BL.device)
@@ -162,18 +164,23 @@ class Denoiser(nn.Module):
         h_BLD = self.embedding(x_BL)
         if torch.is_autocast_enabled(h_BLD.device.type):
             h_BLD = h_BLD.float()  # the sum over blocks, also where weights were gathered shorter
+        blocks: Any = None
+        if mask is not None and mask.ndim == 2:  # the documents of the tokens
+            if self.uses_flex_attention and self.head_size >= dit.LEAST_FLEX_HEAD:
+                blocks = dit.block_mask(mask)
+            is_needed = blocks is None or self.local_conv is not None
+            mask = dit.same_document(mask) if is_needed else None
         if self.local_conv is not None:
             earlier = None if cache is None else cache.nearby(h_BLD, self.local_conv.num_left)
             h_BLD = self.local_conv(h_BLD, mask, earlier)
-        if self.uses_flex_attention and mask is not None and cache is None and mask.shape[2] > 1:
-            mask = dit.block_mask(mask)
+        seen = mask if blocks is None else blocks
         for number, block in enumerate(self.blocks, start=1):
             wanted = rows_N if number == len(self.blocks) else None
             shape = h_BLD.shape if wanted is None else (len(wanted), h_BLD.shape[-1])
             is_late = 2 * number > len(self.blocks)
             kept = self._draw_kept(shape, h_BLD.device)
             extend = None if cache is None else partial(cache.extend, number - 1)
-            h_BLD = block(h_BLD, rotary[is_late], mask, condition, wanted, kept, extend)
+            h_BLD = block(h_BLD, rotary[is_late], seen, condition, wanted, kept, extend)
         vectors = self.final_modulation(condition)
         if rows_N is not None:
             vectors = dit.pick_vectors(vectors, rows_N, x_BL.shape[1])

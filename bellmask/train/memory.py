@@ -314,9 +314,10 @@ def inputs(planned: PlannedNetwork, batch_size: int) -> dict[str, Any]:
         # rows that are padded, or hold several documents that may not see one another
         is_padded = config.data.packing == "unpacked" or config.sft.train is not None
         is_padded &= config.data.pads == "ignored"
-        if is_padded or config.data.document_attention:
-            height = length if config.data.document_attention else 1
-            given["mask"] = torch.ones(batch_size, 1, height, length, dtype=torch.bool)
+        if config.data.document_attention:
+            given["mask"] = torch.zeros(batch_size, length, dtype=torch.long)
+        elif is_padded:
+            given["mask"] = torch.ones(batch_size, 1, 1, length, dtype=torch.bool)
     elif config.model.backbone == "dit":
         shape = (batch_size, length) if config.framework.name == "aoarm" else (length,)
         places = torch.zeros(shape, dtype=torch.long)

@@ -138,7 +138,7 @@ _ATTENTIONS = "flash_attention flash_attention_for_cpu efficient_attention cudnn
 _NAMES = [f"_scaled_dot_product_{name}" for name in [*_ATTENTIONS.split(), "attention_math"]]
 COSTLY: frozenset[Any] = frozenset(
     getattr(torch.ops.aten, name).default for name in ["mm", "addmm", "bmm", "baddbmm", *_NAMES]
-)
+) | {torch.ops.higher_order.flex_attention}
 """What "selective" keeps: matrix products and attention. The rest is cheap to repeat."""
 
 
@@ -255,6 +255,9 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
     model.loss_kernel = plan.loss_kernel
     recompute_blocks(blocks, plan.recompute)
     if plan.is_compiled:
+        settings = torch._dynamo.config
+        settings.optimize_ddp = False  # type: ignore[attr-defined]  # blocks are small enough for DDP's buckets
+        settings.recompile_limit = 64  # type: ignore[attr-defined]  # shapes of training, validation, samples
         for block in blocks:
             block.compile()
         model.uses_flex_attention = device.type == "cuda"

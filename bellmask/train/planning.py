@@ -22,6 +22,7 @@ from bellmask.diffusion.laws import strata
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.theory import CountLaw
 from bellmask.model.attention import AttentionRules
+from bellmask.model.dit import same_document
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
@@ -55,7 +56,9 @@ class Microbatch:
         if self.is_open_LL is None:
             return mask
         edges = self.is_open_LL[None, None]
-        return edges if mask is None else mask & edges
+        if mask is None:
+            return edges
+        return edges & (same_document(mask) if mask.ndim == 2 else mask)
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,8 @@ class StepResult:
     largest_weight: float
     wants_stop: bool = False
     """Some process is to stop."""
+    clock: float = 0.0
+    """Seconds of training by the main process's clock, when the step began."""
 
     @property
     def is_finite(self) -> bool:
@@ -123,6 +125,8 @@ class TrainStep:
         self.plan = Prefetch(self._prepare) if self.reads_late else self._prepare
         self.wants_stop: Callable[[], bool] = lambda: False
         """True if this process should stop; the step's result tells all processes."""
+        self.clock: Callable[[], float] = lambda: 0.0
+        """This process's time; the result tells the main one's to all."""
 
     def _prepare(self, step: int) -> tuple[StepPlan, list[Pass]]:
         """Everything that does not need the network, pinned where the device is a GPU."""
@@ -144,17 +148,22 @@ class TrainStep:
             self._build_buckets(step, passes[0])
         # DDP and FSDP2 average over processes, and what is wanted is the sum
         to_backward = plan.scale * world.size
-        # loss, masked tokens, processes that want to stop, then each process's largest weight
+        # loss, masked tokens, processes that want to stop, the main one's time, then each process's
+        # largest weight; assigned one by one on a device, each number would wait for it
         dtype = torch.float32 if world.device.type == "mps" else torch.float64  # a Mac's has none
-        sums = torch.zeros(3 + world.size, dtype=dtype, device=world.device)
+        known = torch.zeros(4 + world.size, dtype=dtype)
+        known[1] = sum(len(each.problem.rows_N) for each in passes)
+        known[2] = self.wants_stop()
+        known[3] = self.clock() if world.is_main else 0.0
+        known[4 + world.rank] = max(each.largest_weight for each in passes)
+        if world.device.type == "cuda":
+            known = known.pin_memory()
+        sums = known.to(world.device, non_blocking=True)
         for number, each in enumerate(passes, start=1):
             with gradient_sync(self.replica, number == len(passes)):
                 loss_sum = self._forward(step, each)
                 (loss_sum * to_backward).backward()
-            sums[0] += loss_sum.detach()
-        sums[1] = sum(len(each.problem.rows_N) for each in passes)
-        sums[2] = self.wants_stop()
-        sums[3 + world.rank] = max(each.largest_weight for each in passes)
+            sums[0].add_(loss_sum.detach())
         sums, norm = world.all_reduce_sum(sums), self._clip_gradient()
         numbers = torch.cat([norm.to(dtype)[None], sums])
         is_bad, event = None, None
@@ -168,7 +177,7 @@ class TrainStep:
         def read() -> StepResult:
             if event is not None:
                 event.synchronize()
-            norm, loss, num_masked, num_stopping, *largest = numbers.tolist()
+            norm, loss, num_masked, num_stopping, clock, *largest = numbers.tolist()
             return StepResult(
                 loss * plan.scale,
                 norm,
@@ -177,6 +186,7 @@ class TrainStep:
                 plan.num_maskable,
                 max(largest),
                 num_stopping > 0,
+                clock,
             )
 
         return PendingStep(step, plan.num_maskable, is_bad, read)

@@ -198,8 +198,9 @@ class _Training:
         self.state.tensors()  # makes those of the optimizer
 
         def attempt(size: int) -> None:
-            """The longest rows of full batches, all masked: no step needs more."""
+            """Whole rows of full batches, all masked: no step needs more."""
             planner, first = self._planner(size), self.config.train.batch_warmup
+            planner.sorts_by_length = False  # which would cut them
             step = max(range(first, first + TRIED_STEPS), key=planner.length)
             batch = max(planner(step).microbatches, key=lambda one: one.x0_BL.numel())
             batch = replace(batch, t_B=torch.ones_like(batch.t_B), context_B=None)
@@ -249,9 +250,14 @@ class _Training:
         return TrainResult(self.folder, state.step, state.nll, stopped_by, self._validated_on)
 
     def _full_speed(self) -> float | None:
-        """Tokens per second at the data sheet's peak of all GPUs, if there is one for them."""
-        world, dtype = self.world, self.plan.precision
+        """Tokens per second at the data sheet's peak of all GPUs, if there is one for them.
+
+        Not where prompts and pads take time, but do not count as tokens.
+        """
+        world, dtype, train = self.world, self.plan.precision, self.data.train
         if world.device.type != "cuda" or not world.is_main:
+            return None
+        if train.is_padded or train.starts is not None:
             return None
         with contextlib.suppress(UserError):  # a causal LM that cannot be traced
             if found := find_device(torch.cuda.get_device_name(world.device)):

@@ -76,11 +76,6 @@ class TrainState:
             setattr(self, name, scalars[name])
         self.window = Window(**scalars["window"])
 
-    @property
-    def progress(self) -> RunProgress:
-        """How far the run is."""
-        return RunProgress(self.step, self.tokens, self.seconds / 60)
-
     @contextlib.contextmanager
     def evaluating(self, *, is_averaged: bool = True) -> Iterator[nn.Module]:
         """The model with averaged weights (where there are any), in evaluation mode."""
@@ -129,7 +124,8 @@ class Trainer:
         self._problem = ""
         self._pending: PendingStep | None = None
         self._is_stopping = False
-        step.wants_stop = self._wants_stop
+        self._clock = 0.0
+        step.wants_stop, step.clock = self._wants_stop, lambda: state.seconds
 
     @property
     def is_done(self) -> bool:
@@ -142,7 +138,8 @@ class Trainer:
         is_profiled = self.config.log.profile and self.world.is_main
         profile = self.metrics.path.with_name("profile.json") if is_profiled else None
         with self._catching_signals(), profiling(profile) as traced:
-            now = self.state.progress
+            self._clock = self.state.seconds
+            now = self._progress()
             while not self.is_done:
                 self._update()
                 traced()
@@ -151,13 +148,18 @@ class Trainer:
                 if is_stopped:
                     self._finish()
                     self._raise_problem()
-                before, now = now, self.state.progress  # probes and late reads count as well
+                before, now = now, self._progress()  # probes and late reads count as well
                 self._act(before, now, is_stopped)
                 if is_stopped and not self.is_done:
                     self.saver.wait()
                     return self._signal or signal.SIGTERM
             self.saver.wait()
         return None
+
+    def _progress(self) -> RunProgress:
+        """Of several processes: the same on all, by the main one's clock of the step last read."""
+        minutes = (self.state.seconds if self.world.size == 1 else self._clock) / 60
+        return RunProgress(self.state.step, self.state.tokens, minutes)
 
     def _wants_stop(self) -> bool:
         return self._signal is not None or self.saver.has_failed or bool(self._problem)
@@ -216,7 +218,7 @@ class Trainer:
     def _read(self, pending: PendingStep) -> StepResult:
         """Take in what a step measured; write it down if it made no update."""
         result = pending.read()
-        self._is_stopping = result.wants_stop
+        self._is_stopping, self._clock = result.wants_stop, result.clock
         self.state.window.add(result)
         self.state.skipped = 0 if result.is_finite else self.state.skipped + 1
         if not result.is_finite:
@@ -254,8 +256,6 @@ class Trainer:
     def _act(self, before: RunProgress, now: RunProgress, is_stopped: bool) -> None:
         for interval, action in self.actions:
             is_due = interval.is_due(before, now) or now.steps in action.at_steps
-            if interval.unit == "minutes":
-                is_due = self.world.agree(is_due)
             is_due |= self.is_done and (interval.amount > 0 or action.is_save)
             if is_due or (is_stopped and action.is_save):
                 self._finish()

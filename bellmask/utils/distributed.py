@@ -164,6 +164,8 @@ def pick_device(option: str) -> torch.device:
         option = f"cuda:{local_rank % torch.cuda.device_count()}"
     if option.startswith("cuda"):
         torch.set_float32_matmul_precision("high")  # TF32 where products are float32
+        if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # masked rows differ in number every time
+            os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     return torch.device(option)
 
 
@@ -239,9 +241,9 @@ def to_float64(tensor: Tensor) -> Tensor:
 
 
 def device_memory(device: torch.device) -> float:
-    """Bytes of memory that a device has; a CPU's is the machine's."""
+    """Bytes of memory that a device has left; a CPU's is the machine's."""
     if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
+        return float(torch.cuda.mem_get_info(device)[0])
     if device.type == "mps":
         return float(torch.mps.recommended_max_memory())
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -334,6 +336,8 @@ _KNOWN = (
     Device("B200", 2250e12, 75e12, 8000e9, 180 * GIB, 900e9, 50e9),
     Device("H200", 989e12, 67e12, 4800e9, 141 * GIB, 450e9, 50e9),
     Device("H100", 989e12, 67e12, 3350e9, 80 * GIB, 450e9, 50e9),
+    Device("GH200", 989e12, 67e12, 4000e9, 96 * GIB, 450e9, 50e9),
+    Device("H100-NVL", 835e12, 60e12, 3900e9, 94 * GIB, 300e9, 25e9),
     Device("H100-PCIe", 756e12, 51e12, 2000e9, 80 * GIB, 64e9, 25e9),
     Device("H800", 989e12, 67e12, 3350e9, 80 * GIB, 200e9, 50e9),
     Device("A100", 312e12, 19.5e12, 2039e9, 80 * GIB, 300e9, 25e9),

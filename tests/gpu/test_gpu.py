@@ -12,11 +12,15 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from cases import CASES, NARROW, RESULTS, SHORT, run_bellmask, working_folder
 from fault_tools import assert_same
+
+import bellmask
+from bellmask.config.config import override
 
 DEVICE = "cpu" if os.environ.get("BELLMASK_TEST_GPU") == "cpu" else "cuda"
 NUM_DEVICES = 2 if DEVICE == "cpu" else torch.cuda.device_count()
@@ -83,13 +87,46 @@ def test_other_ways_to_compute_are_close(options: str, tolerance: float) -> None
 
 @pytest.mark.parametrize(
     "options",
-    ["--data.document-attention --data.documents line", "--law uniform --objective nelbo"],
+    [
+        # FlexAttention has no smaller heads on a GPU
+        "--data.document-attention --data.documents line --model.width 32",
+        "--law uniform --objective nelbo",
+    ],
 )
 def test_compiled_blocks_and_losses_are_close(options: str) -> None:
     """FlexAttention instead of SDPA's mask; weighted rows in the compiled loss."""
     plain = train("plain", f"tiny {NARROW} {ON_GPU} {options}")
     compiled = train("other", f"tiny {NARROW} {ON_GPU} {options} --train.compile True")
     assert compiled == pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has nothing to wait for")
+@pytest.mark.parametrize("options", ["", "--train.compile True", "--optimizer muon"])
+def test_nothing_waits_between_steps(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch raises an error at any synchronization but that of reading a step late."""
+    from bellmask.train.trainer import Trainer
+
+    update, read = Trainer._update, Trainer._read
+
+    def watched(trainer: Trainer) -> None:
+        if trainer.state.step >= 2:  # compiled, and its optimizer's state is there
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            update(trainer)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def unwatched(trainer: Trainer, pending: Any) -> Any:
+        torch.cuda.set_sync_debug_mode("default")
+        return read(trainer, pending)
+
+    monkeypatch.setattr(Trainer, "_update", watched)
+    monkeypatch.setattr(Trainer, "_read", unwatched)
+    config = bellmask.preset("tiny").with_options(
+        {"data.train": "text.txt", "data.cache": "cache", "train.steps": 6, "log.every": 6}
+    )
+    more = f"{NARROW} {ON_GPU} {options} --validation.every never".split()
+    bellmask.train_run(override(config, more), "out/run", is_quiet=True)
 
 
 @pytest.mark.skipif(NUM_DEVICES < 2, reason="needs two GPUs")

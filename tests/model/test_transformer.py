@@ -11,11 +11,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sampling_tools import awake, seeded
+from torch.nn.attention.flex_attention import create_block_mask
 
 from bellmask.config.options import ModelOptions
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
+from bellmask.model import dit
 from bellmask.model.attention import AttentionRules, attention_mask, document_ids
-from bellmask.model.dit import LEVELS, TimeEmbedding, dropout_scale, gelu, rotary_table, rotate
+from bellmask.model.dit import (
+    LEVELS,
+    TimeEmbedding,
+    dropout_scale,
+    gelu,
+    rotary_table,
+    rotate,
+    same_document,
+)
 from bellmask.model.transformer import Denoiser, count_parameters, draw_kept
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
@@ -184,12 +194,12 @@ def test_padding_and_documents_hide_what_is_not_there():
     real = is_real[:, None].expand(3, L, L)
     both = (real & same) | torch.eye(L, dtype=torch.bool)
     assert attention_mask() is None
-    for found, expected in (
-        (attention_mask(is_real), real),
-        (attention_mask(document_BL=document), same),
-        (attention_mask(is_real, document), both),
-    ):
-        assert torch.equal(found.expand(3, 1, L, L), expected[:, None])
+    assert torch.equal(attention_mask(is_real).expand(3, 1, L, L), real[:, None])
+    x = torch.where(torch.arange(L) == 3, 9, torch.ones(3, L, dtype=torch.long))
+    assert torch.equal(same_document(document_ids(x, 9)), same[:, None])
+    # a pad sees itself alone, and nobody sees it
+    found = same_document(document_ids(x, 9, is_real))[:, 0]
+    assert torch.equal(found, (both & is_real[..., None]) | torch.eye(L, dtype=torch.bool))
 
 
 def test_a_document_ends_with_its_eos_but_an_eos_at_the_start_of_a_row_begins_one():
@@ -198,7 +208,7 @@ def test_a_document_ends_with_its_eos_but_an_eos_at_the_start_of_a_row_begins_on
     assert document_ids(x, eos).tolist() == document.tolist()
     for sees_pads, real in ((False, is_real), (True, None)):
         rules = AttentionRules(sees_pads, eos)
-        assert torch.equal(rules.mask(x, is_real), attention_mask(real, document))
+        assert torch.equal(rules.mask(x, is_real), document_ids(x, eos, real))
     assert torch.equal(AttentionRules().mask(x, is_real), is_real[:, None, None])
     assert AttentionRules(sees_pads=True).mask(x, is_real) is None
 
@@ -425,12 +435,15 @@ def test_a_compiled_block_drops_the_same_forwards_and_backwards():
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
-def test_flex_attention_sees_what_the_mask_shows():
+@pytest.mark.parametrize("local_conv", [0, 3])
+def test_flex_attention_sees_what_the_mask_shows(local_conv, monkeypatch):
     """Documents and padding, with a local convolution, which sees the mask itself."""
-    model, x = awake(local_conv=3).eval(), tokens(3)
+    monkeypatch.setattr(dit, "_block_mask_maker", lambda: create_block_mask)
+    monkeypatch.setattr(dit, "LEAST_FLEX_HEAD", 8)
+    model, x = awake(local_conv=local_conv).eval(), tokens(3)
     is_real = torch.arange(L) < torch.tensor([[6], [L], [3]])
-    document = torch.tensor([[0] * 4 + [1] * (L - 4)]).expand(3, -1)
-    for mask in (attention_mask(is_real, document), attention_mask(is_real), None):
+    x[:, 3] = 1
+    for mask in (document_ids(x, 1, is_real), document_ids(x, 1), attention_mask(is_real), None):
         model.uses_flex_attention = False
         expected = model.hidden(x, mask=mask)
         model.uses_flex_attention = True

@@ -171,7 +171,8 @@ def test_a_probe_replaces_the_data_sheet(small_config):
         ("NVIDIA H100 PCIe", "H100-PCIe"),
         ("NVIDIA A100-SXM4-40GB", "A100"),
         ("NVIDIA GeForce RTX 4090", "4090"),
-        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA GH200 480GB", "GH200"),
+        ("NVIDIA H100 NVL", "H100-NVL"),
         ("Intel(R) Xeon(R) CPU", None),
     ],
 )

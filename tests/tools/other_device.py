@@ -3,6 +3,8 @@
 Tensors on ``OTHER`` are fake (a shape, no memory); tensors of the CPU are real. Operations that mix
 the two raise as they would with a GPU, and every moment at which the CPU would have to wait for the
 device (``.item()``, ``.cpu()``) is counted and answered with ones; a data-dependent shape raises.
+Copies to the device that wait (without ``non_blocking``) are counted too, as ``upload``, and so are
+numbers that are assigned to an element there: torch copies each to a GPU by itself.
 
 Run as a script, in a process of its own because the device stays registered for good: trains,
 evaluates and samples on ``OTHER`` from the zoo in the working directory and prints, as JSON, how
@@ -21,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import (
@@ -60,6 +63,7 @@ class OtherDevice(TorchDispatchMode):
         goes_there = device is not None and _is_other(torch.device(device))
         if not is_there and not goes_there:
             return func(*args, **kwargs)
+        self._count_upload(func, args, kwargs, is_there)
         if func is aten._local_scalar_dense.default:
             self.waits["item"] += 1
             return torch.ones((), dtype=args[0].dtype).item()
@@ -77,10 +81,38 @@ class OtherDevice(TorchDispatchMode):
             raise TypeError(f"{func}: float64 on a device that has none")
         return found
 
+    def _count_upload(self, func: Any, args: Any, kwargs: Any, is_there: bool) -> None:
+        if func is aten._to_copy.default and not is_there:
+            self.waits["upload"] += not kwargs.get("non_blocking")
+        if func is aten.copy_.default and _is_other(args[0].device) > _is_other(args[1].device):
+            self.waits["upload"] += not (args[2:] and args[2])
+
+    def __enter__(self) -> OtherDevice:
+        self.assignments = _Assignments(self.waits)
+        self.assignments.__enter__()
+        return super().__enter__()  # type: ignore[return-value]
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self.assignments.__exit__(*error)
+
     def _to_fake(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             return self.fake.from_tensor(value)
         return value
+
+
+class _Assignments(TorchFunctionMode):
+    """Counts ``tensor[...] = number``."""
+
+    def __init__(self, waits: Counter[str]) -> None:
+        super().__init__()
+        self.waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__setitem__ and not isinstance(args[2], torch.Tensor):
+            self.waits["upload"] += _is_other(args[0].device)
+        return func(*args, **(kwargs or {}))
 
 
 def _is_other(device: torch.device) -> bool:
@@ -121,7 +153,8 @@ def _per_unit(mode: OtherDevice, work: Callable[[int], object], few: int) -> Any
         mode.waits.clear()
         work(number)
         found.append(mode.waits.copy())
-    return {name: (count - found[0][name]) / few for name, count in found[1].items()}
+    counts = {name: (count - found[0][name]) / few for name, count in found[1].items()}
+    return {name: count for name, count in counts.items() if count}
 
 
 def training_waits(name: str) -> Any:
