@@ -109,7 +109,7 @@ def load(
     if not is_run and not is_export(folder) and (folder / MODEL).exists():
         raise UserError(
             f"{name} has weights, but not of bellmask; to turn a causal LM into a masked model: "
-            f"bellmask train cpt_tiny --start.model {name}; for mdlm's format: bellmask "
+            f"bellmask train cpt --start.model {name}; for mdlm's format: bellmask "
             f"import {name} --format mdlm --out FOLDER"
         )
     own = OWN if is_export(folder) else ""

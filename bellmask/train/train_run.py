@@ -330,7 +330,11 @@ class _Training:
             say(f"examples: {told}; {len(data.valid):,} for validation")
         if self.trainer.is_done:
             say("all steps are done; to continue, increase --train.steps")
-        for note in [*self.start.notes, *self.plan.notes, *build.learning_cautions(config)]:
+        notes = [*self.start.notes, *self.plan.notes, *build.learning_cautions(config)]
+        epochs = config.train.steps * config.train.batch_size / len(data.train)
+        if epochs > 1 and not data.sizes:  # in a mixture each corpus has its own
+            notes.append(f"the run reads its {len(data.train):,} rows {epochs:,.1f} times")
+        for note in notes:
             say(f"note: {note}")
 
     @property

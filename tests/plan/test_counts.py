@@ -16,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bellmask.config.config import override
 from bellmask.config.presets import preset, tiny
+from bellmask.data.prepare import load_data
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.model.causal_lm import ARCHITECTURES
 from bellmask.plan.plan import Cluster, Device, Plan, checkpoint_sizes, data_size, plan
 from bellmask.storage.build import build_law
@@ -378,14 +380,52 @@ def test_data_sizes_where_they_are_known():
     assert data_size(preset("lm1b_unpacked"), 30_521)["rows"] == 30_301_028
     assert 8.8e9 < data_size(preset("owt"), 50_258)["rows"] * 1022 < 9.04e9
     assert data_size(preset("cpt_gpt2_large"), 50_257)["rows"] == int(100e9 / 1024)
-    assert data_size(preset("sft_tasks"), 50_257)["rows"] == 210_000
-    assert data_size(tiny(), 259)["rows"] is None
+    few = override(preset("sft_tasks"), ["--sft.counts", "triviaqa=0"])
+    for config, rows in {
+        preset("sft_tasks"): 210_000,
+        few: 210_000 - 61_888,
+        preset("sft_sharegpt"): 103_000,  # one row of each conversation
+        preset("sft"): None,  # a row of every turn
+        override(preset("sft_sharegpt"), ["--sft.train", "sharegpt:a.json"]): None,
+        tiny(): None,
+    }.items():
+        assert data_size(config, 50_257)["rows"] == rows
 
 
-@pytest.mark.parametrize(("steps", "told"), [(20, []), (26_000_000, ["1.44 times"])])
-def test_a_run_that_repeats_its_corpus_is_warned_of(steps, told):
+@pytest.mark.parametrize("name", ["cpt", "cpt_7b", "cpt_gpt2_large"])
+def test_adapting_reads_a_good_part_of_its_corpus_once(name):
+    config = preset(name)
+    rows = data_size(config, 50_257)["rows"]
+    assert rows / 10 < config.train.steps * config.train.batch_size < rows
+
+
+def test_data_sizes_that_are_estimated(small_config, tmp_path):
+    config = small_config()
+    prepared = load_data(config.data, ByteTokenizer())
+    real = len(prepared.train) + len(prepared.valid)
+    found = data_size(config, ByteTokenizer.num_tokens)
+    assert found["rows"] == pytest.approx(real, abs=1)
+    assert found["source"].startswith("estimated")
+    assert data_size(config, 50_258)["rows"] == pytest.approx(real / 4, abs=1)
+    (tmp_path / "a.txt.gz").write_bytes(bytes(10_000))
+    for name in (tmp_path / "a.txt.gz", "no/such.txt", "hub:me/set", "toy:sticky"):
+        assert data_size(options(f"--data.train {name}"), 259)["rows"] is None
+    sample = "--data.train hub:HuggingFaceFW/fineweb-edu:sample-10BT --data.block-length 1000"
+    assert data_size(options(sample), 49_152)["rows"] == 10**7
+    assert data_size(options(sample), 2048)["rows"] == pytest.approx(10**7 * 4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("data", "steps", "told"),
+    [
+        ("openwebtext", 20, []),
+        ("openwebtext", 26_000_000, ["1.4 times"]),
+        ("hub:HuggingFaceFW/fineweb-edu:sample-10BT", 26_000_000, ["about 1.3 times"]),
+    ],
+)
+def test_a_run_that_repeats_its_corpus_is_warned_of(data, steps, told):
     small = f"--model.num-layers 1 --model.width 8 --model.num-heads 1 --train.steps {steps}"
-    config = options("--data.train openwebtext --data.tokenizer gpt2 --train.batch-size 8 " + small)
+    config = options(f"--data.train {data} --data.tokenizer gpt2 --train.batch-size 8 {small}")
     notes = [n for n in plan(config, "H100").to_dict()["notes"] if n.startswith("warning")]
     assert [f"the run reads its data {text}" for text in told] == [n[9:] for n in notes]
 

@@ -1,4 +1,4 @@
-"""Throughput: what a line of metrics says of the device, and the profiler's trace."""
+"""What a run shows: passes over its data, use of the device, and the profiler's trace."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def test_a_profile_holds_three_steps_and_lines_say_how_a_gpu_is_used(
 def test_only_what_is_known_is_shown(use, note, capsys):
     Display(10, is_quiet=False).logged(5, {"loss": 1.0, "tokens_per_second": 9.0, **use})
     assert capsys.readouterr().out.rstrip().endswith(note)
+
+
+@pytest.mark.parametrize(
+    ("steps", "told"), [(3, []), (6, ["note: the run reads its 24 rows 2.0 times"])]
+)
+def test_a_run_says_how_often_it_reads_its_rows(steps, told, small_config, tmp_path, capsys):
+    """25 rows of 16 bytes, of which the last is held out; 8 rows per step."""
+    (tmp_path / "a.txt").write_text("sixteen letters\n" * 25)
+    args = f"--data.train {tmp_path}/a.txt --data.insert-eos False --train.steps {steps}"
+    train_run(small_config(*args.split()), tmp_path / "run")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "reads its" in line] == told

@@ -126,6 +126,11 @@ def test_what_a_start_cannot_be_used_for(options, named, small_config, lm, zoo):
         build(config)
 
 
+def test_a_causal_lm_in_place_of_a_run_is_told_which_preset_adapts_it(lm):
+    with pytest.raises(UserError, match=f"bellmask train cpt --start.model {lm}"):
+        load_run(lm)
+
+
 def drop_one_weight(folder):
     stored = load_file(folder / "model.safetensors")
     del stored["model.layers.1.mlp.up_proj.weight"]
