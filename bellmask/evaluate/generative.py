@@ -29,7 +29,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
@@ -37,6 +37,7 @@ from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
+from bellmask.utils.console import plural
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import has_kinds
@@ -266,17 +267,9 @@ def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
 
 # Measurement: every cell is sampled and scored, unless it is cached.
 
-_COLUMNS = (
-    ("gen. perplexity", "perplexity", 2),
-    ("entropy", "entropy", 3),
-    ("distinct-1", "distinct_1", 3),
-    ("distinct-2", "distinct_2", 3),
-    ("distinct-3", "distinct_3", 3),
-    ("repetition", "repetition", 3),
-    ("length", "length", 1),
-    ("calls", "calls", 1),
-)
-"""Quantities of a cell; the table has mean and deviation over seeds of each."""
+_DIVERSITY = ("entropy", "distinct_1", "distinct_2", "distinct_3", "repetition")
+DIGITS = {"perplexity": 2, **dict.fromkeys(_DIVERSITY, 3), "length": 1, "calls": 1}
+"""Quantities of a cell, with their decimals; mean and deviation over seeds are those of each."""
 
 
 # Paper: Table 8
@@ -304,8 +297,7 @@ def measure(
         if key in scores:
             half.advance(subject.num)
         numbers = scores.get_or_make(key, partial(measure_cell, mine, scorer, half))
-        names = [name for _, name, _ in _COLUMNS]
-        return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
+        return {"seed": seed, **{n: numbers[n] for n in (*DIGITS, "samples", "left_out", "cut")}}
 
     records = []
     for one in subjects:
@@ -350,7 +342,7 @@ def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
     mean: dict[str, float | None] = {}
     deviation: dict[str, float | None] = {}
-    for _, name, _ in _COLUMNS:
+    for name in DIGITS:
         values = [cell[name] for cell in cells if cell[name] is not None]
         found = Estimate.over_seeds(values) if values else None
         mean[name], deviation[name] = (found.value, found.deviation) if found else (None, None)
@@ -362,16 +354,16 @@ def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 def full_table(numbers: Mapping[str, Any]) -> Table:
     """A row for each run and NFE, real text last."""
-    columns = ["run", "NFE", *(label for label, _, _ in _COLUMNS), "nats per sample"]
+    names = [name.replace("_", "-").replace("perplexity", "gen. perplexity") for name in DIGITS]
     rows = []
     for record in [*numbers["runs"], *numbers["real_text"]]:
         for setting in record["settings"]:
-            mean, sd = setting["mean"], setting["sd"]
-            spread = {name: sd[name] for name in ("perplexity", "entropy")}
-            shown = ((mean[name], spread.get(name), digits) for _, name, digits in _COLUMNS)
-            values = [plus_minus(*parts) for parts in shown]
-            nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
-            rows.append([record["name"], "-" if nfe is None else str(nfe), *values, nats])
+            mean = setting["mean"]
+            spread = {name: setting["sd"][name] for name in ("perplexity", "entropy")}
+            values = [plus_minus(mean[n], spread.get(n), digits) for n, digits in DIGITS.items()]
+            nats = plus_minus(nats_per_sample(setting), None, 1)
+            rows.append([record["name"], str(setting["nfe"] or "-"), *values, nats])
+    columns = ["run", "NFE", *names, "nats per sample"]
     return Table(title(numbers), columns, rows, notes(numbers))
 
 
@@ -396,7 +388,7 @@ def paper_table(numbers: Mapping[str, Any]) -> Table:
     """As Table 8: a column for each NFE, the entropy in brackets."""
     records = [*numbers["runs"], *numbers["real_text"]]
     asked = {setting["nfe"] for record in records for setting in record["settings"]}
-    columns = [*sorted(asked - {None}), *([None] if None in asked else [])]
+    columns = sorted(asked, key=lambda nfe: nfe or math.inf)
     rows = []
     for record in records:
         by_nfe = {setting["nfe"]: setting for setting in record["settings"]}
@@ -416,9 +408,8 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
 def notes(numbers: Mapping[str, Any]) -> list[str]:
     """Notes on counted tokens, and warnings."""
     lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
-    causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
-    if causal:
-        lines.append(f"{', '.join(causal)}: one network call per token, whatever the NFE")
+    if causal := ", ".join(run["name"] for run in numbers["runs"] if run["is_causal"]):
+        lines.append(f"{causal}: one network call per token, whatever the NFE")
     for record in [*numbers["runs"], *numbers["real_text"]]:
         cells = [cell for setting in record["settings"] for cell in setting["cells"]]
         count = sum(cell["samples"] for cell in cells)
@@ -426,8 +417,8 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
             if found := sum(cell[key] for cell in cells):
                 lines.append(f"{record['name']}: {found} of {count} samples {what}")
     for record in numbers["real_text"]:
-        groups = len(record["settings"][0]["cells"])
-        lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
+        groups = plural(len(record["settings"][0]["cells"]), "group")
+        lines.append(f"{record['name']}: {groups} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
         lines.append("float32 noise lowers the effective temperature: these values are too low")
     return lines
@@ -516,10 +507,7 @@ def _describe(sampling: Sampling) -> str:
 def main(args: Sequence[str]) -> int:
     options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
     _check(options)
-    folder = results_folder(options.out, options.models, "generative")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, world, folder)
-    return 0
+    return on_all_ranks(_measure, options, options.models, "generative")
 
 
 def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
@@ -537,7 +525,7 @@ def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
         "how": _describe(options.sampling),
         "num": options.num,
         "seeds": options.all_seeds,
-        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
+        "over": plural(options.seeds, "seed"),
         "runs": found[: len(runs)],
         "real_text": found[len(runs) :],
     }

@@ -40,7 +40,7 @@ from bellmask.data.tasks import (
 )
 from bellmask.evaluate.lm_eval import import_harness, stock_folder, task_names, write_overlay
 from bellmask.evaluate.scorer import EstimatorOptions
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
@@ -635,10 +635,7 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
     options = replace(options, tasks=tuple(task_names(options.tasks)))
     _check(options)
-    folder = results_folder(options.out, options.models, "paper")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, world, folder)
-    return 0
+    return on_all_ranks(_measure, options, options.models, "paper")
 
 
 def _measure(options: PaperOptions, world: World, folder: Path) -> None:

@@ -28,7 +28,7 @@ from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.data.readers import find_files, is_word
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
 from bellmask.utils.console import plural
@@ -112,15 +112,9 @@ def _check(options: ZeroShotOptions) -> None:
 
 # Texts: the sets, and how a run reads them.
 
-TITLES = {
-    "ptb": "PTB",
-    "wikitext2": "WikiText-2",
-    "wikitext103": "WikiText-103",
-    "lm1b": "LM1B",
-    "lambada": "LAMBADA",
-    "pubmed": "PubMed",
-    "arxiv": "arXiv",
-}
+_SHORT_TITLES = ("PTB", "WikiText-2", "WikiText-103", "LM1B", "LAMBADA", "PubMed", "arXiv")
+TITLES = {title.lower().replace("-", ""): title for title in _SHORT_TITLES}
+"""By a corpus's name, where its own title is too long for a column."""
 
 
 @dataclass(frozen=True)
@@ -314,10 +308,9 @@ def make_cases(
     runs: Mapping[str, Loaded],
     sets: Sequence[TextSet],
     blocks: Mapping[str, Sequence[Blocks]],
-    batch_size: int = 64,
-    world: World | None = None,
+    **how: Any,
 ) -> list[Case]:
-    """Every run on every available corpus."""
+    """Every run on every available corpus; ``how`` are batch_size and world of an evaluation."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
     cases = []
     for text in sets:
@@ -326,8 +319,7 @@ def make_cases(
             parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
             called = re.sub(r"[^\w.-]", "_", text.name)  # a part of a file's name
             key = f"{run.folder.name}-{called}-{content_key(__version__, parts)}"
-            ranks = world or World(device=run.device)
-            evaluate = partial(evaluate_run, run, batch_size=batch_size, world=ranks)
+            evaluate = partial(evaluate_run, run, **how)
             cases.append(Case(name, text, own, evaluate, run.framework.is_exact, key))
     return cases
 
@@ -462,15 +454,14 @@ def collect(
     for text in sets:
         here = [(case, found) for case, found in results if case.text == text]
         joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
-        about = {"name": text.name, "title": text.title, "files": text.files}
-        about["missing"] = missing.get(text.name)
-        summaries = {}
-        for case, found in here:
-            summaries[case.run] = summarize(found, joined[case.run])
+        summaries = {case.run: summarize(found, joined[case.run]) for case, found in here}
+        for case, _ in here:
             summaries[case.run]["is_own_text"] = own_family(runs[case.run], text)
             summaries[case.run]["data_fingerprint"] = case.blocks.fingerprint
         first, *others = joined or [""]
         differences = {name: compare(joined[name], joined[first]) for name in others}
+        about = {"name": text.name, "title": text.title, "files": text.files}
+        about |= {"missing": missing.get(text.name)}
         about_sets.append({**about, "results": summaries, "differences": differences})
     about_runs = [
         {"name": name, "run": run.folder.name, "step": run.step, "wraps_rows": run.is_wrapped}
@@ -574,20 +565,17 @@ def main(args: Sequence[str]) -> int:
     """Find the texts, choose the draws, measure, print and write."""
     options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
     _check(options)
+    return on_all_ranks(_measure, options, options.models, "zero-shot")
+
+
+def _measure(options: ZeroShotOptions, world: World, folder: Path) -> None:
     sets = parse_sets(options)
-    folder = results_folder(options.out, options.models, "zero-shot")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, sets, world, folder)
-    return 0
-
-
-def _measure(options: ZeroShotOptions, sets: Sequence[TextSet], world: World, folder: Path) -> None:
     runs = {name: options.load(folder) for name, folder in by_folder(options.models).items()}
     for run in runs.values():
         check_run(run, options.eos)
     found, missing = load_blocks([*runs.values()], sets, options)
     blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
-    cases = make_cases(runs, sets, blocks, options.batch_size, world)
+    cases = make_cases(runs, sets, blocks, batch_size=options.batch_size, world=world)
     pilot = choose_draws(cases, options)
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
     seeds = options.all_seeds
