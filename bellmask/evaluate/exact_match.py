@@ -178,17 +178,16 @@ class Exam:
         return zip(blocks.rows(every).numpy(), starts, ends, strict=True)
 
     def _store(self, folder: Path) -> FileStore[list[str]]:
+        def read(path: Path) -> list[str]:
+            answers = read_object(path).get("answers")
+            if not isinstance(answers, list) or len(answers) != len(self.examples):
+                raise ValueError("not the answers to these examples")
+            return answers
+
         def write(answers: list[str], path: Path) -> None:
             write_json(path, {"answers": answers}, ensure_ascii=False)
 
-        return FileStore(folder / "exact_match", ".json", self._read, write)
-
-    def _read(self, path: Path) -> list[str]:
-        answers: Any = read_object(path).get("answers")
-        is_right = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
-        if not is_right or len(answers) != len(self.examples):
-            raise ValueError("not the answers to these examples")
-        return answers
+        return FileStore(folder / "exact_match", ".json", read, write)
 
     def _key(self, folder: Path, step: int, seed: int) -> str:
         run, fingerprint = read_description(folder).get("id"), self.examples.fingerprint

@@ -32,8 +32,8 @@ from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.console import print_lines
-from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, has_kinds, without_nan, write_text
+from bellmask.utils.errors import UserError, check_least
+from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.store import Store, content_key
@@ -127,6 +127,7 @@ class PairwiseOptions(LoadOptions):
 def check_options(options: PairwiseOptions) -> None:
     """Checks before anything is loaded."""
     check_folder(options.out)
+    check_least(options, seeds=1, tasks=0)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
     judge, is_other = options.judge.removeprefix(LOCAL), options.benchmark != "alpaca-eval"
@@ -137,7 +138,6 @@ def check_options(options: PairwiseOptions) -> None:
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
     refusals = {
         "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
-        "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
         "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
         "--difficulty and --gamed need --benchmark alpaca-eval": has_difficulty and is_other,
         f"A and B are both {options.a}: there is nothing to compare": a == b,
@@ -310,7 +310,7 @@ class LocalJudge:
 
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
-        self._store = Store(path, _is_outcome)
+        self._store = Store(path)
         self.label = f"likelihood of {scorer.name}, not a judgment of quality"
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
@@ -373,7 +373,7 @@ class LocalJudge:
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
         lines = {
             f"{num_cut} of {len(judged)} pairs did not fit into the judge's context: the end of "
-            "the answer was cut off and not counted (unreadable if nothing was left).": (num_cut),
+            "the answer was cut off and not counted (unreadable if nothing was left).": num_cut,
             f"In {num_inexact} of {len(judged)} pairs the request's tokens change when the answer "
             "follows, so its likelihood is approximate.": num_inexact,
         }
@@ -401,13 +401,6 @@ def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Sco
         "is_exact": whole.ids[: len(before.ids)] == before.ids,
         "is_cut": whole.is_cut,
     }
-
-
-def _is_outcome(record: dict[str, Any]) -> bool:
-    """What a file of outcomes has under a key."""
-    sides = {"is_cut": bool, "is_exact": bool}
-    is_result = judge_prompts.VALUES[record["result"]] == record["preference"]
-    return is_result and all(has_kinds(record.get(side), sides) for side in "ab")
 
 
 # Parts built from options: benchmark, calibration, sides and judge.

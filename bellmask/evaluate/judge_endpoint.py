@@ -14,6 +14,7 @@ import contextlib
 import logging
 import math
 import os
+import random
 import re
 import threading
 import time
@@ -28,7 +29,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, sanitize
+from bellmask.utils.files import is_finite, load_json, sanitize
 from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
@@ -305,11 +306,9 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 
 
-def back_off(key: str, attempt: int) -> float:
-    """Seconds after the ``attempt``-th failure (from 1): doubling, times a keyed half to one."""
-    full = min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_WAIT)
-    share = int(content_key("jitter", key, attempt), 16) / 16**24
-    return full * (0.5 + 0.5 * share)
+def back_off(attempt: int) -> float:
+    """Seconds after the ``attempt``-th failure (from 1): doubling, times a random half to one."""
+    return min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 # Sending requests: one endpoint, shared by threads, with retries.
@@ -338,9 +337,8 @@ class Endpoint:
         """Base URL, which identifies the endpoint."""
         key = options.key()
         self._openai = import_openai()
-        is_remote = (
-            urlsplit(self.name).hostname not in LOOPBACK
-        )  # a proxy cannot reach this machine
+        # a proxy cannot reach this machine
+        is_remote = urlsplit(self.name).hostname not in ("localhost", "127.0.0.1", "::1")
         http, limit = self._openai.DefaultHttpxClient(trust_env=is_remote), options.time_limit
         self._client = self._openai.OpenAI(
             api_key=key, base_url=self.name, max_retries=0, timeout=limit, http_client=http
@@ -392,7 +390,7 @@ class Endpoint:
             self._tell(f"{outcome.words}; trying again (attempt {failures + 1} of {self._most()})")
             with self._lock:  # other threads wait too, if the endpoint requests it
                 self._next_turn = max(self._next_turn, self._now() + outcome.wait)
-            self._pause(max(back_off(request.key, failures), outcome.wait), stop)
+            self._pause(max(back_off(failures), outcome.wait), stop)
 
     def _wait_for_turn(self, stop: threading.Event) -> None:
         """Never more requests in a minute than allowed, evenly spaced."""
@@ -472,7 +470,6 @@ def import_openai() -> Any:
     return import_optional("openai", "a judge at an endpoint", "judge")
 
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NOT_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
 """Errors before a request reached the endpoint, which therefore cannot have billed it."""
 
@@ -494,13 +491,9 @@ Prices = tuple[float, float]
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
 # changed since: --price-in and --price-out go first.
 KNOWN_PRICES: dict[str, Prices] = {
-    "gpt-4o": (2.50, 10.00),
-    "gpt-4o-2024-08-06": (2.50, 10.00),
-    "gpt-4o-mini": (0.15, 0.60),
-    "gpt-4o-mini-2024-07-18": (0.15, 0.60),
-    "gpt-4-turbo": (10.00, 30.00),
-    "gpt-4-turbo-2024-04-09": (10.00, 30.00),
-    "gpt-4-1106-preview": (10.00, 30.00),
+    **dict.fromkeys(("gpt-4o", "gpt-4o-2024-08-06"), (2.5, 10.0)),
+    **dict.fromkeys(("gpt-4o-mini", "gpt-4o-mini-2024-07-18"), (0.15, 0.6)),
+    **dict.fromkeys(("gpt-4-turbo", "gpt-4-turbo-2024-04-09", "gpt-4-1106-preview"), (10.0, 30.0)),
 }
 
 
@@ -694,14 +687,5 @@ class Transcript:
 
 
 def _is_right(record: dict[str, Any]) -> bool:
-    """A line that holds a refusal, or a reply with all of its parts."""
-    if "reply" not in record:
-        return isinstance(record.get("refused"), str)
-    kinds = {"text": str, "top_logprobs": dict, "prompt_tokens": int, "completion_tokens": int}
-    reply = record["reply"]
-    return (
-        has_kinds(reply, kinds)
-        and reply.keys() <= Reply.__dataclass_fields__.keys()
-        and all(map(is_number, reply["top_logprobs"].values()))
-        and isinstance(record.get("refused_settings", []), list)
-    )
+    """A line that holds a refusal, or the parts of a reply."""
+    return "refused" in record or isinstance(Reply(**record["reply"]).text, str)

@@ -303,13 +303,11 @@ def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
 
 
 def pairs_of(
-    tasks: Sequence[JudgeTask],
-    answers_a: Sequence[Sequence[str]],
-    answers_b: Sequence[Sequence[str]],
+    tasks: Sequence[JudgeTask], answers_a: Sequence[Said], answers_b: Sequence[Said]
 ) -> list[Pair]:
     """A pair for each turn of each task, in order."""
     return [
-        Pair(task, turn, tuple(said_a[: turn + 1]), tuple(said_b[: turn + 1]))
+        Pair(task, turn, said_a[: turn + 1], said_b[: turn + 1])
         for task, said_a, said_b in zip(tasks, answers_a, answers_b, strict=True)
         for turn in range(len(task.turns))
     ]

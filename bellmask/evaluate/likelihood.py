@@ -252,13 +252,12 @@ class Likelihood:
             found = Likelihood(**{**arrays, **values})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an evaluation: {error}") from None
-        counts, numbers = (found.length_B, found.count_BR, found.document_B), found.ce_BR
-        blocks = found.count_BR.shape[:1]
-        is_right = all(one.dtype.kind in "iu" for one in counts)
-        is_right &= numbers.dtype.kind == found.level_B.dtype.kind == "f"
-        is_right &= numbers.ndim == 2 and numbers.size > 0
-        is_right &= numbers.shape == found.count_BR.shape
-        is_right &= found.length_B.shape == found.level_B.shape == found.document_B.shape == blocks
+        by_block = (found.length_B, found.document_B, found.level_B)
+        by_draw = (found.count_BR, found.ce_BR)
+        kinds = [array.dtype.kind for array in (*by_block, *by_draw)]
+        is_right = kinds == [*"iifif"] and found.ce_BR.ndim == 2 and found.ce_BR.size > 0
+        is_right &= {array.shape for array in by_draw} == {found.ce_BR.shape}
+        is_right &= {array.shape for array in by_block} == {found.ce_BR.shape[:1]}
         if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
             raise ValueError("its arrays do not fit together")
         return found
@@ -328,36 +327,34 @@ def evaluate(
     )
 
 
-class AnyNetwork:
-    """A network that returns logits [B, L, V] (or an object that has them), as evaluation calls.
+Network = Callable[..., Any]
+"""Returns logits [B, L, V], or an object that has them."""
+Rows = Tensor | Sequence[Tensor | Sequence[int]]
+
+
+def any_network(network: Network, mask_id: int) -> Model:
+    """A network as evaluation calls a model.
 
     The mask is no token: its logit, where there is one, does not count. Padded rows are given with
     an ``attention_mask``.
     """
 
-    def __init__(self, network: Callable[..., Any], mask_id: int) -> None:
-        self.network, self.mask_id = network, mask_id
-
-    def __call__(
-        self,
-        x_BL: Tensor,
-        rows_N: Tensor,
-        targets_N: Tensor,
-        *,
-        mask: Tensor | None = None,
-        **_: Any,
+    def losses(
+        x_BL: Tensor, rows_N: Tensor, targets_N: Tensor, *, mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         more = {} if mask is None else {"attention_mask": mask[:, 0, 0].long()}
-        found = self.network(x_BL, **more)
+        found = network(x_BL, **more)
         logits_NV = getattr(found, "logits", found).flatten(0, 1)[rows_N].float()
-        if self.mask_id < logits_NV.shape[1]:
-            logits_NV[:, self.mask_id] = -math.inf
+        if mask_id < logits_NV.shape[1]:
+            logits_NV[:, mask_id] = -math.inf
         return F.cross_entropy(logits_NV, targets_N, reduction="none")
+
+    return losses
 
 
 def nelbo(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    network: Network,
+    rows: Rows,
     *,
     mask_id: int,
     starts: Sequence[int] | None = None,
@@ -379,27 +376,19 @@ def nelbo(
 
 
 def probe(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
-    *,
-    mask_id: int,
-    starts: Sequence[int] | None = None,
+    network: Network, rows: Rows, *, mask_id: int, starts: Sequence[int] | None = None
 ) -> Tensor:
     """The input of :meth:`bellmask.ProgressLaw.update`, for any network.
 
     The arguments are those of :func:`nelbo`; the same 16 rows each time are enough.
     """
-    with _scorer(network, rows, mask_id, starts) as scorer:
+    with _scorer(network, rows, mask_id, starts, None) as scorer:
         return nll_by_rate(scorer)
 
 
 @contextlib.contextmanager
 def _scorer(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
-    mask_id: int,
-    starts: Sequence[int] | None,
-    world: World | None = None,
+    network: Network, rows: Rows, mask_id: int, starts: Sequence[int] | None, world: World | None
 ) -> Iterator[BlockScorer]:
     """A scorer for any network and rows; the network is in evaluation mode inside."""
     arrays = [torch.as_tensor(row).cpu().numpy() for row in rows]
@@ -415,7 +404,7 @@ def _scorer(
     world = world or World(device=torch.device("cpu") if parameter is None else parameter.device)
     module.eval()
     try:
-        yield BlockScorer(AnyNetwork(network, mask_id), blocks, mask_id, world=world)
+        yield BlockScorer(any_network(network, mask_id), blocks, mask_id, world=world)
     finally:
         module.train(was_training)
 

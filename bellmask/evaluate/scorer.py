@@ -415,7 +415,6 @@ class Scorer:
         self, requests: Sequence[Request], *, seed: int = 0, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
         """The score of each request."""
-        self._check(requests)
         plans = [self._plan(request, seed) for request in requests]
         # a pass that scores nothing is not made
         passes = [
@@ -449,7 +448,6 @@ class Scorer:
         writes the token it is surest of, at temperature 0, one per pass; a causal one writes from
         left to right. The first token that differs ends it, so most answers take a pass or two.
         """
-        self._check(requests)
         found: dict[int, bool] = {}
         hidden = [np.ones(len(request.target), dtype=bool) for request in requests]
         while left := [number for number in range(len(requests)) if number not in found]:
@@ -468,10 +466,6 @@ class Scorer:
                     found[number] = is_right
                     progress.advance()
         return [found[number] for number in range(len(requests))]
-
-    def _check(self, requests: Sequence[Request]) -> None:
-        if self.run.framework.is_exact and any(request.after for request in requests):
-            raise UserError("an ARM cannot see what follows a gap; use a masked run")
 
     def _plan(self, request: Request, seed: int) -> Plan:
         if not self.is_causal:
@@ -498,6 +492,8 @@ class Scorer:
         """(number of a pass, what is known of its scored tokens), in batches of passes of one
         width, all padded or none.
         """
+        if self.run.framework.is_exact and any(plan.request.after for plan, _ in rows):
+            raise UserError("an ARM cannot see what follows a gap; use a masked run")
         groups: dict[tuple[int, bool], list[int]] = {}
         for number, (plan, _) in enumerate(rows):
             width = self._width(plan.request)

@@ -199,7 +199,7 @@ PAIRS = pairs_of(TASKS, [(word,) for word in WORDS], [(word,) for word in OTHERS
 @pytest.fixture
 def judge_at(monkeypatch, tmp_path):
     set_key(monkeypatch)
-    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda key, attempt: 0.0)
+    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda attempt: 0.0)
 
     def build(server, **named):
         options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
