@@ -163,12 +163,9 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
 
     def draw(_: int | None, group: int, progress: Progress) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
-        found = []
-        for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
-            ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
-            found.append(TextSample(documents, ids.tolist()))
-        progress.advance(len(found))
-        return found
+        rows = zip(np.asarray(blocks.tokens[index]), blocks.lengths[index])
+        progress.advance(len(index))
+        return [cut_row(run, row[: min(longest, n)].astype(np.int64)) for row, n in rows]
 
     parts = [blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest]
     about = {"blocks": len(blocks), "tokens": longest}
@@ -202,8 +199,7 @@ def draw_samples(
         made, num_rows = [*found.ids_BL.numpy()], found.num_rows
     shares = world.all_gather_object((made, num_rows))
     calls = sum(number for _, number in shares) / options.num
-    cut = [cut_row(run, row) for rows, _ in shares for row in rows]
-    return [TextSample(documents, ids.tolist(), calls) for ids, documents in cut]
+    return [cut_row(run, row, calls) for rows, _ in shares for row in rows]
 
 
 def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
@@ -211,8 +207,8 @@ def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
     return sampling.for_causal() if run.framework.is_causal else replace(sampling, steps=nfe)
 
 
-def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
-    """(the row's own tokens, its documents as text).
+def cut_row(run: Loaded, row: Ids, calls: float | None = None) -> TextSample:
+    """The row's own tokens, and its documents as text.
 
     A packed row is split at EOS, of which specials are left out; a single document ends at EOS.
     """
@@ -220,7 +216,8 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     ends = start + np.flatnonzero(row[start:] == run.tokenizer.eos_id)
     if run.config.data.packing == "unpacked":
         row, ends = row[: ends[0] if len(ends) else len(row)], ends[:0]
-    return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
+    documents = [run.tokenizer.decode(part) for part in np.split(row, ends)]
+    return TextSample(documents, row.tolist(), calls)
 
 
 # Diversity of generated text, needed to interpret a perplexity.

@@ -254,8 +254,8 @@ class Likelihood:
             raise ValueError(f"not an evaluation: {error}") from None
         by_block = (found.length_B, found.document_B, found.level_B)
         by_draw = (found.count_BR, found.ce_BR)
-        kinds = [array.dtype.kind for array in (*by_block, *by_draw)]
-        is_right = kinds == [*"iifif"] and found.ce_BR.ndim == 2 and found.ce_BR.size > 0
+        codes = "".join(array.dtype.kind for array in (*by_block, *by_draw))
+        is_right = codes == "iifif" and found.ce_BR.ndim == 2 and found.ce_BR.size > 0
         is_right &= {array.shape for array in by_draw} == {found.ce_BR.shape}
         is_right &= {array.shape for array in by_block} == {found.ce_BR.shape[:1]}
         if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
@@ -343,7 +343,7 @@ def any_network(network: Network, mask_id: int) -> Model:
         x_BL: Tensor, rows_N: Tensor, targets_N: Tensor, *, mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         more = {} if mask is None else {"attention_mask": mask[:, 0, 0].long()}
-        found = network(x_BL, **more)
+        found: Any = network(x_BL, **more)
         logits_NV = getattr(found, "logits", found).flatten(0, 1)[rows_N].float()
         if mask_id < logits_NV.shape[1]:
             logits_NV[:, mask_id] = -math.inf

@@ -9,7 +9,6 @@ Tables go to the screen, to Markdown and to LaTeX.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import logging
 import re
@@ -44,6 +43,7 @@ from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, progress_bar
 from bellmask.utils.stats import Estimate, Floats, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
@@ -101,7 +101,7 @@ def _check(options: PaperOptions) -> None:
     if not options.tasks:
         raise UserError("--tasks needs at least one name")
     if "infilling" in options.tasks:
-        check_rouge()
+        import_optional("rouge_score", "infilling", "eval")
 
 
 Prompts = Literal["plain", "tuned"]
@@ -277,12 +277,6 @@ def _rouge_scorer() -> Any:
     from rouge_score import rouge_scorer
 
     return rouge_scorer.RougeScorer(list(ROUGE.values()), use_stemmer=True)
-
-
-def check_rouge() -> None:
-    """UserError if the package is missing, before any long computation."""
-    if importlib.util.find_spec("rouge_score") is None:
-        raise UserError("infilling needs rouge-score: pip install 'bellmask[eval]'")
 
 
 # Scores of a model on a task, with two kinds of error.

@@ -227,24 +227,24 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
 # Paper: Table 7
 def load_blocks(
     runs: Sequence[Loaded], sets: Sequence[TextSet], options: ZeroShotOptions
-) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that are not available, and why).
+) -> tuple[dict[TextSet, list[Blocks]], dict[str, str]]:
+    """(blocks of each set, one for each run; names of sets that are not available, and why).
 
     All sets are looked for before the first one is read.
     """
-    found: dict[str, list[Any]] = {}
+    found: dict[TextSet, list[Any]] = {}
     missing: dict[str, str] = {}
     with progress_bar("preparing", "documents") as progress:
         for work in (Preparation, partial(prepare, progress=progress)):
             for text in (text for text in sets if text.name not in missing):
                 try:
-                    found[text.name] = [
+                    found[text] = [
                         work(set_options(run, text, options.eos), run.tokenizer, "valid")
                         for run in runs
                     ]
                 except UserError as error:
                     missing[text.name] = str(error).partition(" Offline?")[0]
-                    found.pop(text.name, None)
+                    found.pop(text, None)
             refuse_missing(missing, sets, options.skip_missing)
     return found, missing
 
@@ -305,16 +305,13 @@ class Case:
 
 
 def make_cases(
-    runs: Mapping[str, Loaded],
-    sets: Sequence[TextSet],
-    blocks: Mapping[str, Sequence[Blocks]],
-    **how: Any,
+    runs: Mapping[str, Loaded], blocks: Mapping[TextSet, Sequence[Blocks]], **how: Any
 ) -> list[Case]:
     """Every run on every available corpus; ``how`` are batch_size and world of an evaluation."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
     cases = []
-    for text in sets:
-        for (name, run), own in zip(runs.items(), blocks.get(text.name, ())):
+    for text, by_run in blocks.items():
+        for (name, run), own in zip(runs.items(), by_run, strict=True):
             data = run.config.data
             parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
             called = re.sub(r"[^\w.-]", "_", text.name)  # a part of a file's name
@@ -574,8 +571,8 @@ def _measure(options: ZeroShotOptions, world: World, folder: Path) -> None:
     for run in runs.values():
         check_run(run, options.eos)
     found, missing = load_blocks([*runs.values()], sets, options)
-    blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
-    cases = make_cases(runs, sets, blocks, batch_size=options.batch_size, world=world)
+    blocks = {text: [b.spread(options.blocks) for b in some] for text, some in found.items()}
+    cases = make_cases(runs, blocks, batch_size=options.batch_size, world=world)
     pilot = choose_draws(cases, options)
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
     seeds = options.all_seeds

@@ -165,14 +165,13 @@ def test_rows_become_documents(zoo):
     row = np.array([bos, *b"ab", eos, *b"c", eos], dtype=np.int64)
     packed = load(zoo / "bell")
     wrapped, single = with_data(packed, wrap=True), with_data(packed, packing="unpacked")
-    assert cut_row(packed, row[1:])[1] == ["ab", "c", ""]
-    ids, documents = cut_row(wrapped, row)
-    assert documents == ["ab", "c", ""]
-    assert ids.tolist() == row.tolist(), "the entropy is that of the whole row"
-    ids, documents = cut_row(single, row[1:])
-    assert (documents, ids.tolist()) == (["ab"], [*b"ab"])
-    assert cut_row(single, np.array([eos, *b"ab"]))[1] == [""]
-    assert cut_row(packed, np.array([], dtype=np.int64))[1] == [""]
+    assert cut_row(packed, row[1:]).documents == ["ab", "c", ""]
+    sample = cut_row(wrapped, row)
+    assert sample.documents == ["ab", "c", ""]
+    assert sample.ids == row.tolist(), "the entropy is that of the whole row"
+    assert cut_row(single, row[1:]) == TextSample(["ab"], [*b"ab"])
+    assert cut_row(single, np.array([eos, *b"ab"])).documents == [""]
+    assert cut_row(packed, np.array([], dtype=np.int64)).documents == [""]
 
 
 def test_real_text_is_the_validation_blocks_in_groups(zoo):

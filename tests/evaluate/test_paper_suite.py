@@ -616,4 +616,4 @@ def test_rouge_by_hand(monkeypatch):
         assert list(rouge(written, gold).values()) == pytest.approx(percent)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(UserError, match=r"bellmask\[eval\]"):
-        paper_suite.check_rouge()
+        paper_suite._check(paper_suite.PaperOptions(models=("bell",)))
