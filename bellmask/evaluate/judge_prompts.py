@@ -411,13 +411,10 @@ def read_alpaca(text: str, top: Mapping[str, float]) -> Verdict:
 def _share_of_m(top: Mapping[str, float]) -> float | None:
     """p("m") / (p("m") + p("M")); tokens with spaces count only if there are none without."""
     for tidy in (str, str.strip):
-        known = [(tidy(token), value) for token, value in top.items() if not math.isnan(value)]
-        chance = {
-            name: math.fsum(math.exp(min(value, 0.0)) for token, value in known if token == name)
-            for name in ("m", "M")
-        }
-        if total := sum(chance.values()):
-            return chance["m"] / total
+        chances = [(tidy(token), math.exp(value)) for token, value in top.items()]
+        m, other = (sum(p for token, p in chances if token == name) for name in "mM")
+        if m + other:
+            return m / (m + other)
     return None
 
 
