@@ -140,13 +140,10 @@ def run_subject(
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
     trial = sampling_for(run, options.sampling, 1 if has_steps else None)
     fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
-    key = content_key(
-        __version__,
-        hash_weights(run.model),
-        asdict(sampling_for(run, options.sampling, None)),
-        [options.num, length, run.is_wrapped],
-        [run.tokenizer.fingerprint, run.config.data.packing, asdict(run.config.schedule)],
-    )
+    sampling = asdict(sampling_for(run, options.sampling, None))
+    rows = [options.num, length, run.is_wrapped]
+    text = [run.tokenizer.fingerprint, run.config.data.packing, asdict(run.config.schedule)]
+    key = content_key(__version__, hash_weights(run.model), sampling, rows, text)
     about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
     about["is_causal"] = run.framework.is_causal
     draw = partial(draw_samples, run, options, world or World())

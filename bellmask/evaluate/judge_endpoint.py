@@ -29,7 +29,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import is_finite, load_json, sanitize
+from bellmask.utils.files import is_finite, is_whole, load_json, sanitize
 from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
@@ -200,17 +200,13 @@ def read_reply(body: str, request: ChatRequest) -> Reply:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise BadBody(f"not a chat completion: {shortened(body)!r}") from None
     reason, usage = choice.get("finish_reason"), content.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    is_told = all(type(count) is int and count >= 0 for count in counts)
-    return Reply(
-        sanitize(text),
-        _top_logprobs(choice) if request.logprobs else {},
-        counts[0] if is_told else request.prompt_tokens(),
-        counts[1] if is_told else estimate_tokens(text),
-        finish_reason=reason if isinstance(reason, str) else None,
-        is_usage_estimated=not is_told,
-    )
+    reason = reason if isinstance(reason, str) else None
+    told = usage if isinstance(usage, dict) else {}
+    counts: list[Any] = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    is_told = all(map(is_whole, counts))
+    read, written = counts if is_told else (request.prompt_tokens(), estimate_tokens(text))
+    top = _top_logprobs(choice) if request.logprobs else {}
+    return Reply(sanitize(text), top, read, written, reason, is_usage_estimated=not is_told)
 
 
 def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:

@@ -289,11 +289,12 @@ def evaluate(
     and more) are those of :class:`BlockScorer`.
     """
     scorer = BlockScorer(model, blocks, **settings)
-    world, is_causal = scorer.world, scorer.framework.is_causal
+    framework = scorer.framework
+    world, is_causal, is_exact = scorer.world, framework.is_causal, framework.is_exact
     length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
     if is_causal:
-        draws = 1 if scorer.framework.is_exact else draws
+        draws = 1 if is_exact else draws
         count_BR = (length_B[:, None] - torch.arange(blocks.block_length)).clamp(min=0)
         count_BR = count_BR.repeat(1, draws)
     ce_BR = torch.zeros(count_BR.shape, dtype=torch.float64)
@@ -314,17 +315,11 @@ def evaluate(
         progress.advance(part.stop - part.start)
     if world.size > 1:
         ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
-    return Likelihood(
-        length_B.numpy(),
-        level_B.numpy(),
-        count_BR.numpy(),
-        ce_BR.numpy(),
-        np.asarray(blocks.documents),
-        blocks.num_bytes,
-        f"{blocks.fingerprint}/{seed}",
-        is_causal,
-        scorer.framework.is_exact,
-    )
+    tensors = {"length_B": length_B, "level_B": level_B, "count_BR": count_BR, "ce_BR": ce_BR}
+    values: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    values |= {"document_B": np.asarray(blocks.documents), "num_bytes": blocks.num_bytes}
+    values |= {"is_causal": is_causal, "is_exact": is_exact}
+    return Likelihood(fingerprint=f"{blocks.fingerprint}/{seed}", **values)
 
 
 Network = Callable[..., Any]

@@ -413,15 +413,9 @@ class BellmaskLM(LM):
             given = settings.get("temperature")
             temperature = default if given is None or samples is False else float(given)
         rule, steps = self.options.rule, self.options.steps
-        one_by_one = steps is None and RULES[rule].takes_grid
-        sampling = Sampling(
-            rule=rule,
-            grid="count" if one_by_one else "uniform",
-            steps=steps,
-            temperature=temperature,
-            top_k=settings.get("top_k") or None,
-            top_p=settings.get("top_p") or None,
-        ).check()
+        how: dict[str, Any] = {name: settings.get(name) or None for name in ("top_k", "top_p")}
+        how["grid"] = "count" if steps is None and RULES[rule].takes_grid else "uniform"
+        sampling = Sampling(rule, steps=steps, temperature=temperature, **how).check()
         return sampling.for_causal() if self.scorer.is_causal else sampling
 
     def _text(self, ids: list[int], settings: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -149,13 +149,9 @@ class Score:
 
 def add_up(scores: Sequence[Score]) -> Score:
     """The windows of one continuation as one score; their draws share numbers, so errors add."""
-    return Score(
-        math.fsum(score.log_probability for score in scores),
-        math.fsum(score.error for score in scores),
-        sum(score.num_tokens for score in scores),
-        sum(score.num_passes for score in scores),
-        all(score.is_exact for score in scores),
-    )
+    parts = [astuple(score) for score in scores] or [(0.0, 0.0, 0, 0, True)]
+    values, errors, tokens, passes, are_exact = zip(*parts, strict=True)
+    return Score(math.fsum(values), math.fsum(errors), sum(tokens), sum(passes), all(are_exact))
 
 
 @dataclass(frozen=True)

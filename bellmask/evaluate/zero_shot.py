@@ -402,12 +402,10 @@ def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[in
 
     Exact and estimated values of the same blocks stay paired.
     """
-    return replace(
-        results[0],
-        count_BR=np.hstack([result.count_BR for result in results]),
-        ce_BR=np.hstack([result.ce_BR for result in results]),
-        fingerprint=f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}",
-    )
+    counts = np.hstack([result.count_BR for result in results])
+    losses = np.hstack([result.ce_BR for result in results])
+    fingerprint = f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}"
+    return replace(results[0], count_BR=counts, ce_BR=losses, fingerprint=fingerprint)
 
 
 # Paper: Table 7
