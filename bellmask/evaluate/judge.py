@@ -405,10 +405,8 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
         logger.info(
-            "judging answers to the %d instructions in %s; for others give --data-dir or "
-            "--benchmark FILE",
-            len(found.tasks),
-            options.a,
+            f"judging answers to the {len(found.tasks)} instructions in {options.a}; for others "
+            "give --data-dir or --benchmark FILE"
         )
     else:
         cache = cache_folder(options.cache_dir)

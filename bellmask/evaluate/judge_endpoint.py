@@ -18,7 +18,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -320,14 +320,11 @@ TELL_SECONDS = 30.0
 class Endpoint:
     """One endpoint and one model there; threads may share it. Close it at the end."""
 
-    def __init__(
-        self,
-        options: EndpointOptions,
-        budget: Budget,
-        *,
-        sleep: Callable[[float], object] | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(threading.Event.wait)
+    """Until the event, or so many seconds."""
+
+    def __init__(self, options: EndpointOptions, budget: Budget) -> None:
         self.options, self.budget = options, budget
         self.name = options.url()
         """Base URL, which identifies the endpoint."""
@@ -339,9 +336,8 @@ class Endpoint:
         self._client = self._openai.OpenAI(
             api_key=key, base_url=self.name, max_retries=0, timeout=limit, http_client=http
         )
-        self._sleep, self._now = sleep, now
         self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
-        self._next_turn, self._next_note = now(), now()
+        self._next_turn, self._next_note = self.now(), self.now()
         self._was_reached = False
         self._refused: frozenset[str] = frozenset()
         """Settings that the model does not support."""
@@ -385,29 +381,29 @@ class Endpoint:
             self._raise_if_final(outcome, failures)
             self._tell(f"{outcome.words}; trying again (attempt {failures + 1} of {self._most()})")
             with self._lock:  # other threads wait too, if the endpoint requests it
-                self._next_turn = max(self._next_turn, self._now() + outcome.wait)
+                self._next_turn = max(self._next_turn, self.now() + outcome.wait)
             self._pause(max(back_off(failures), outcome.wait), stop)
 
     def _wait_for_turn(self, stop: threading.Event) -> None:
         """Never more requests in a minute than allowed, evenly spaced."""
         with self._lock:
-            now = self._now()
+            now = self.now()
             start = max(now, self._next_turn)
             self._next_turn = start + self._gap
         self._pause(start - now, stop)
 
     def _pause(self, seconds: float, stop: threading.Event) -> None:
         if seconds > 0 and not stop.is_set():
-            (self._sleep or stop.wait)(seconds)
+            self.sleep(stop, seconds)
         if stop.is_set():
             raise Stopped
 
     def _tell(self, words: str) -> None:
         """Log a note, at most once per interval."""
         with self._lock:
-            if self._now() < self._next_note:
+            if self.now() < self._next_note:
                 return
-            self._next_note = self._now() + TELL_SECONDS
+            self._next_note = self.now() + TELL_SECONDS
         logger.info("%s", words)
 
     def _most(self) -> int:

@@ -168,16 +168,13 @@ def write_overlay(
     """
     import yaml
 
+    unset = ("tag", "dataset_name", "training_split", "validation_split", "test_split")
     overlay = {
         "include": [str(path) for path in include],
         "task": task,
-        "tag": None,
+        **dict.fromkeys(unset),
         "dataset_path": LOADER,
-        "dataset_name": None,
         "dataset_kwargs": dict(source),
-        "training_split": None,
-        "validation_split": None,
-        "test_split": None,
         f"{source['split']}_split": source["split"],
     }
     folder.mkdir(parents=True, exist_ok=True)
