@@ -101,6 +101,11 @@ def _check(options: GenerativeOptions) -> None:
 # Samples: their sources, and how they are drawn.
 
 
+Nfe = int | None
+"""Sampling steps; None where they cannot be chosen."""
+Numbers = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class TextSample:
     """One generated row, or one block of text."""
@@ -120,12 +125,11 @@ class Subject:
     key: str
     """Everything that decides the samples but NFE and seed."""
     about: dict[str, Any]
-    settings: list[int | None]
-    """NFE values; only None if NFE does not apply."""
+    settings: list[Nfe]
     seeds: list[int]
     num: int
     """Samples of each cell."""
-    draw: Callable[[int | None, int, Progress], list[TextSample]]
+    draw: Callable[[Nfe, int, Progress], list[TextSample]]
 
 
 def run_subject(
@@ -158,7 +162,7 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
     blocks = valid.spread(num_groups * options.num)
     longest = min(len(run_canvas(run, length=options.length)), blocks.block_length)
 
-    def draw(_: int | None, group: int, progress: Progress) -> list[TextSample]:
+    def draw(_: Nfe, group: int, progress: Progress) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
         rows = zip(np.asarray(blocks.tokens[index]), blocks.lengths[index])
         progress.advance(len(index))
@@ -172,12 +176,7 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
 
 
 def draw_samples(
-    run: Loaded,
-    options: GenerativeOptions,
-    world: World,
-    nfe: int | None,
-    seed: int,
-    progress: Progress,
+    run: Loaded, options: GenerativeOptions, world: World, nfe: Nfe, seed: int, progress: Progress
 ) -> list[TextSample]:
     """The samples of a cell, drawn by all processes: the one place that calls the sampler."""
 
@@ -199,7 +198,7 @@ def draw_samples(
     return [cut_row(run, row, calls) for rows, _ in shares for row in rows]
 
 
-def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
+def sampling_for(run: Loaded, sampling: Sampling, nfe: Nfe) -> Sampling:
     """The settings that apply to a run; for a causal one only those about drawing a token."""
     return sampling.for_causal() if run.framework.is_causal else replace(sampling, steps=nfe)
 
@@ -269,14 +268,14 @@ DIGITS = {"perplexity": 2, **dict.fromkeys(_DIVERSITY, 3), "length": 1, "calls":
 # Paper: Table 8
 def measure(
     subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
-) -> list[dict[str, Any]]:
+) -> list[Numbers]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     samples = Store(folder / "samples.jsonl", _is_sample)
     scores = Store(folder / "scores.jsonl")
     progress.start(sum(s.num * len(s.settings) * len(s.seeds) for s in subjects))
     half = progress.scaled(0.5)
 
-    def cell(subject: Subject, nfe: int | None, seed: int) -> dict[str, Any]:
+    def cell(subject: Subject, nfe: Nfe, seed: int) -> Numbers:
         place = content_key(subject.key, nfe, seed)
         keys = [f"{place}/{number}" for number in range(subject.num)]
         if samples.missing(keys):
@@ -308,9 +307,7 @@ def _is_sample(record: dict[str, Any]) -> bool:
 
 
 # Paper: Table 8
-def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, progress: Progress
-) -> dict[str, Any]:
+def measure_cell(samples: Sequence[TextSample], scorer: TextScorer, progress: Progress) -> Numbers:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
     scores = scorer.score([sample.documents for sample in samples], progress)
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
@@ -332,7 +329,7 @@ def measure_cell(
     }
 
 
-def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(nfe: Nfe, cells: list[Numbers]) -> Numbers:
     """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
     mean: dict[str, float | None] = {}
     deviation: dict[str, float | None] = {}

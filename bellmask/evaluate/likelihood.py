@@ -254,6 +254,7 @@ class Likelihood:
             raise ValueError(f"not an evaluation: {error}") from None
         by_block = (found.length_B, found.document_B, found.level_B)
         by_draw = (found.count_BR, found.ce_BR)
+        # i: integers, f: floats
         codes = "".join(array.dtype.kind for array in (*by_block, *by_draw))
         is_right = codes == "iifif" and found.ce_BR.ndim == 2 and found.ce_BR.size > 0
         is_right &= {array.shape for array in by_draw} == {found.ce_BR.shape}
@@ -289,12 +290,11 @@ def evaluate(
     and more) are those of :class:`BlockScorer`.
     """
     scorer = BlockScorer(model, blocks, **settings)
-    framework = scorer.framework
-    world, is_causal, is_exact = scorer.world, framework.is_causal, framework.is_exact
+    world, is_causal = scorer.world, scorer.framework.is_causal
     length_B = blocks.num_maskable(slice(None))
     level_B, count_BR = mask_counts(length_B, draws, seed, row_keys)
     if is_causal:
-        draws = 1 if is_exact else draws
+        draws = 1 if scorer.framework.is_exact else draws
         count_BR = (length_B[:, None] - torch.arange(blocks.block_length)).clamp(min=0)
         count_BR = count_BR.repeat(1, draws)
     ce_BR = torch.zeros(count_BR.shape, dtype=torch.float64)
@@ -318,7 +318,7 @@ def evaluate(
     tensors = {"length_B": length_B, "level_B": level_B, "count_BR": count_BR, "ce_BR": ce_BR}
     values: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
     values |= {"document_B": np.asarray(blocks.documents), "num_bytes": blocks.num_bytes}
-    values |= {"is_causal": is_causal, "is_exact": is_exact}
+    values |= {"is_causal": is_causal, "is_exact": scorer.framework.is_exact}
     return Likelihood(fingerprint=f"{blocks.fingerprint}/{seed}", **values)
 
 

@@ -115,6 +115,12 @@ class Gap:
     """Names the noise, together with the seed."""
 
 
+Size = Callable[[str], tuple[int, ...]]
+"""Of what is behind a key; of one first number is what can be answered together."""
+Answering = Callable[[Sequence[str], Progress], list[dict[str, Any]]]
+"""Keys → the record of each."""
+
+
 @dataclass
 class TaskFacts:
     """Statistics of a task's requests."""
@@ -448,12 +454,7 @@ class BellmaskLM(LM):
         return len(self._answers.missing(keys))
 
     def _answer(
-        self,
-        what: str,
-        unit: str,
-        keys: Iterable[str],
-        size: Callable[[str], tuple[int, ...]],
-        answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
+        self, what: str, unit: str, keys: Iterable[str], size: Size, answer: Answering
     ) -> None:
         """Get and store what is not there yet; processes share a chunk, and each gets all of it."""
         missing, count = self._answers.missing(keys), self.world.size
@@ -510,9 +511,7 @@ class BellmaskLM(LM):
         return found
 
 
-def _chunks(
-    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], longest: int
-) -> list[list[str]]:
+def _chunks(keys: Sequence[str], size: Size, longest: int) -> list[list[str]]:
     """Keys of about one size that are answered together; the first number of a size is the same.
 
     Cheap and expensive chunks are mixed, so that the remaining time can be estimated.

@@ -313,6 +313,10 @@ class Plan:
         return Score(-math.fsum(value_R), error, len(self.request.target), num_passes, is_exact)
 
 
+Pass = tuple[Plan, int]
+"""A plan, and the number of one of its passes."""
+
+
 def make_plan(
     request: Request, estimator: Estimator, *, seed: int, uses_time: bool = False
 ) -> Plan:
@@ -479,11 +483,7 @@ class Scorer:
         return max(request.length, min(rounded, self.run.config.data.block_length))
 
     def _ask(
-        self,
-        rows: Sequence[tuple[Plan, int]],
-        ask: Callable[[Problem, Tensor | None], Tensor],
-        *,
-        is_logits: bool = False,
+        self, rows: Sequence[Pass], ask: Callable[..., Tensor], *, is_logits: bool = False
     ) -> Iterator[tuple[int, Tensor]]:
         """(number of a pass, what is known of its scored tokens), in batches of passes of one
         width, all padded or none.
@@ -519,7 +519,7 @@ class Scorer:
         sure_N, best_N = logits_NV.log_softmax(1).max(1)
         return torch.stack([sure_N, (best_N == problem.targets_N).float()], dim=1)
 
-    def _problem(self, rows: Sequence[tuple[Plan, int]]) -> tuple[Problem, Tensor | None]:
+    def _problem(self, rows: Sequence[Pass]) -> tuple[Problem, Tensor | None]:
         """(the model's problem for a batch, its attention mask)."""
         framework, tokenizer = self.run.framework, self.run.tokenizer
         requests = [plan.request for plan, _ in rows]

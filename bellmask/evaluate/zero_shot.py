@@ -47,6 +47,7 @@ SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 """Those of the paper's Table 7, in its order. The paper does not say which WikiText: WikiText-103's
 raw validation text equals WikiText-2's, which comes in a wheel and does not need the hub."""
 EosPolicy = Literal["mdlm", "duo"]
+Runs = Mapping[str, Loaded]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -304,9 +305,7 @@ class Case:
         return results
 
 
-def make_cases(
-    runs: Mapping[str, Loaded], blocks: Mapping[TextSet, Sequence[Blocks]], **how: Any
-) -> list[Case]:
+def make_cases(runs: Runs, blocks: Mapping[TextSet, Sequence[Blocks]], **how: Any) -> list[Case]:
     """Every run on every available corpus; ``how`` are batch_size and world of an evaluation."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
     cases = []
@@ -438,7 +437,7 @@ def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
 
 
 def collect(
-    runs: Mapping[str, Loaded],
+    runs: Runs,
     sets: Sequence[TextSet],
     missing: Mapping[str, str],
     results: Sequence[tuple[Case, Sequence[Likelihood]]],
