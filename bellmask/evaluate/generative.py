@@ -132,9 +132,7 @@ class Subject:
     draw: Callable[[Nfe, int, Progress], list[TextSample]]
 
 
-def run_subject(
-    name: str, run: Loaded, options: GenerativeOptions, world: World | None = None
-) -> Subject:
+def run_subject(name: str, run: Loaded, options: GenerativeOptions, world: World) -> Subject:
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
     framework, longest = run.config.framework.name, run.config.data.block_length
@@ -150,7 +148,7 @@ def run_subject(
     key = content_key(__version__, hash_weights(run.model), sampling, rows, text)
     about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
     about["is_causal"] = run.framework.is_causal
-    draw = partial(draw_samples, run, options, world or World())
+    draw = partial(draw_samples, run, options, world)
     return Subject(name, key, about, [*settings], options.all_seeds, options.num, draw)
 
 

@@ -317,9 +317,7 @@ Pass = tuple[Plan, int]
 """A plan, and the number of one of its passes."""
 
 
-def make_plan(
-    request: Request, estimator: Estimator, *, seed: int, uses_time: bool = False
-) -> Plan:
+def make_plan(request: Request, estimator: Estimator, *, seed: int, uses_time: bool) -> Plan:
     """The passes of a masked model."""
     length, draws = len(request.target), estimator.draws
     kind = estimator.kind_for(length, uses_time)

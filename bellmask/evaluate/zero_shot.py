@@ -351,9 +351,7 @@ class Pilot:
 
 
 # Paper: Table 7
-def choose_draws(
-    cases: Sequence[Case], options: ZeroShotOptions, ladder: Sequence[int] = LADDER
-) -> Pilot:
+def choose_draws(cases: Sequence[Case], options: ZeroShotOptions) -> Pilot:
     """As given, or the fewest draws, the same for all cases, with which every one has noise below
     ``--precision``.
 
@@ -363,7 +361,7 @@ def choose_draws(
     if options.draws is not None or not left:
         return Pilot(options.draws if left and options.draws else 1)
     with progress_bar("pilot", "trials") as progress:
-        for draws in ladder:
+        for draws in LADDER:
             noise = []
             for case in left:
                 noise.append(mask_noise(case, draws, options.seed, options.seeds))

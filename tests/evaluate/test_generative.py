@@ -27,6 +27,7 @@ from bellmask.evaluate.generative import (
 )
 from bellmask.evaluate.scorer import TextScore
 from bellmask.generate.settings import Sampling
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS
 
@@ -192,19 +193,20 @@ def test_real_text_is_the_validation_blocks_in_groups(zoo):
 def test_where_there_is_no_nfe_to_choose(zoo):
     first = options(num=2, sampling=Sampling(rule="first_hitting", temperature=0.5))
     for name in ("bell", "arm"):
-        made = run_subject(name, load(zoo / name), first)
+        made = run_subject(name, load(zoo / name), first, World())
         assert made.settings == [None]
         assert made.draw(None, 0, NO_PROGRESS)[0].calls == 16
     with pytest.raises(UserError, match="--length 20"):
-        run_subject("sigma", load(zoo / "sigma_arm"), options(num=1, length=20))
+        run_subject("sigma", load(zoo / "sigma_arm"), options(num=1, length=20), World())
 
 
 def test_other_options_have_other_keys(zoo):
+    def key(run, **more):
+        return run_subject("bell", run, options(**{"num": 2, **more}), World()).key
+
     run = load(zoo / "bell")
     changes = [{"num": 3}, {"length": 8}, {"sampling": Sampling(temperature=0.9)}, {"num": 2}]
-    keys = {run_subject("bell", run, options(**{"num": 2, **more})).key for more in changes}
-    keys |= {run_subject("bell", other, options(num=2)).key for other in (load(zoo / "base"),)}
-    keys.add(run_subject("bell", with_data(run, wrap=True), options(num=2)).key)
+    keys = {key(run, **more) for more in changes}
+    keys |= {key(load(zoo / "base")), key(with_data(run, wrap=True))}
     assert len(keys) == 6
-    same = options(num=2, batch_size=1, scorer_batch_size=1, seed=9)
-    assert run_subject("bell", run, same).key in keys
+    assert key(run, batch_size=1, scorer_batch_size=1, seed=9) in keys

@@ -72,21 +72,24 @@ def test_noise_is_that_of_the_closed_form(draws):
     assert mask_noise(case, draws, 3, num_seeds=4) == pytest.approx(found[3] / 2)
 
 
-def test_the_fewest_draws_that_suffice_are_taken():
+def test_the_fewest_draws_that_suffice_are_taken(monkeypatch):
     case = rising_case(400)
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 4, 8, 16, 32))
     for draws in (2, 4, 8, 16):
         allowed = 1.4 * rising_noise(draws, 64, 400)  # twice the draws have half the noise
-        pilot = choose_draws([case], options(precision=allowed, seeds=1), (2, 4, 8, 16, 32))
+        pilot = choose_draws([case], options(precision=allowed, seeds=1))
         assert pilot.draws == draws
         assert pilot.noise < allowed
     assert choose_draws([case], options(precision=allowed, seeds=64)).draws == 2
-    out_of_reach = choose_draws([rising_case(16)], options(precision=1e-9), (2, 3))
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 3))
+    out_of_reach = choose_draws([rising_case(16)], options(precision=1e-9))
     assert out_of_reach.draws == 3
     assert "--blocks" in out_of_reach.reason
     assert "--blocks" not in pilot.reason
 
 
-def test_the_noisiest_case_decides_and_others_are_not_tried_again():
+def test_the_noisiest_case_decides_and_others_are_not_tried_again(monkeypatch):
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 4, 8))
     calls = []
 
     def noting(name, blocks, **how):
@@ -97,7 +100,7 @@ def test_the_noisiest_case_decides_and_others_are_not_tried_again():
     cases = [rising_case(40_000, 16), rising_case(10, 16, "lm1b")]
     cases = [replace(case, evaluate=partial(noting, case.text.name)) for case in cases]
     allowed = 1.4 * rising_noise(4, 16, 10)
-    pilot = choose_draws(cases, options(precision=allowed, seeds=1), (2, 4, 8))
+    pilot = choose_draws(cases, options(precision=allowed, seeds=1))
     assert (pilot.draws, pilot.where) == (4, "LM1B, run")
     assert calls == [("ptb", 2)] * 2 + [("lm1b", 2)] * 2 + [("lm1b", 4)] * 2
 
