@@ -115,8 +115,8 @@ class Gap:
     """Names the noise, together with the seed."""
 
 
-Size = Callable[[str], tuple[int, ...]]
-"""Of what is behind a key; of one first number is what can be answered together."""
+Size = Callable[[str], tuple[Any, ...]]
+"""Of what is behind a key; the first part is the same for what can be answered together."""
 Answering = Callable[[Sequence[str], Progress], list[dict[str, Any]]]
 """Keys → the record of each."""
 
@@ -325,11 +325,10 @@ class BellmaskLM(LM):
         self._seen_settings.update(names)
         gaps = self._gaps(requests)
         found = {self._text_key(gap): gap for gap in gaps}
-        groups = list(dict.fromkeys((gap.seed, gap.sampling) for gap in gaps))
 
-        def size(key: str) -> tuple[int, ...]:
+        def size(key: str) -> tuple[Any, ...]:
             gap = found[key]
-            together = groups.index((gap.seed, gap.sampling))
+            together = repr((gap.seed, gap.sampling))
             return together, gap.row.count(self.tokenizer.mask_id), len(gap.row)
 
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
@@ -364,8 +363,7 @@ class BellmaskLM(LM):
                 sample = stream_key(0, "text", about["task"], about["number"], about["gap"])
                 made.append(Gap(row, sampling, seed, sample % (1 << 40)))
                 continue
-            place = (request.task_name, request.doc_id, request.idx)
-            place += (context,) if request.doc_id is None else ()
+            place = (request.task_name, request.doc_id, request.idx, context)
             repeat = repeats[place] = repeats.get(place, -1) + 1
             seed = stream_key(self.seed, "lm-eval", f"{request.task_name}/{request.idx}/{repeat}")
             sample = noise_number(request) if request.doc_id is None else request.doc_id
@@ -512,7 +510,7 @@ class BellmaskLM(LM):
 
 
 def _chunks(keys: Sequence[str], size: Size, longest: int) -> list[list[str]]:
-    """Keys of about one size that are answered together; the first number of a size is the same.
+    """Keys of about one size that are answered together; the first part of a size is the same.
 
     Cheap and expensive chunks are mixed, so that the remaining time can be estimated.
     """
