@@ -53,6 +53,8 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks, ScoredChoice
 
+    Models = Mapping[str, BellmaskLM]
+
 # Options
 
 BASELINES = ("random", "unigram")
@@ -319,19 +321,15 @@ def is_sure(apart: Estimate) -> bool:
 
 # The suite: the same questions for all models, differences to the first.
 
+Tasks = Mapping[str, TaskRecords]
+
 
 # Paper: Table 4
 class Suite:
     """Models and tasks of a suite; its ``numbers`` are for files and tables."""
 
     def __init__(
-        self,
-        harness: ModuleType,
-        models: Mapping[str, BellmaskLM],
-        tasks: Mapping[str, TaskRecords],
-        limit: int,
-        seeds: Sequence[int],
-        folder: Path,
+        self, models: Models, tasks: Tasks, limit: int, seeds: Sequence[int], folder: Path
     ) -> None:
         """``limit`` questions of each task (0: all); task files are written into ``folder``."""
         self._models, self._records, self._seeds = models, tasks, tuple(seeds)
@@ -343,7 +341,7 @@ class Suite:
             for task, loaded in tasks.items():
                 self._num_questions[task] = write_task(place, task, loaded.records, limit, prompts)
             names = [task + ending for task in tasks for ending in gaps(task)]
-            self._tasks[prompts] = harness.LoadedTasks(place, names)
+            self._tasks[prompts] = import_harness().LoadedTasks(place, names)
 
     def num_missing(self) -> int:
         """Answers of models that are left to get (baselines take no time)."""
@@ -637,7 +635,7 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
     loaded, missing = _load_tasks(options)
     models = _load_models(options, harness, folder / "cache")
     with tempfile.TemporaryDirectory() as scratch:
-        suite = Suite(harness, models, loaded, options.limit, options.all_seeds, Path(scratch))
+        suite = Suite(models, loaded, options.limit, options.all_seeds, Path(scratch))
         with progress_bar("paper suite", "answers", suite.num_missing()) as progress:
             for model in models.values():
                 model.progress = progress if model.is_model else NO_PROGRESS

@@ -132,7 +132,7 @@ def suite_of(tmp_path_factory):
     def make(*models, tasks=TASKS, limit=0, seeds=(0, 1)):
         folder = tmp_path_factory.mktemp("suite")
         named = {getattr(model, "mark", "one"): model for model in models}
-        return Suite(harness, named, loaded(*tasks), limit, seeds, folder)
+        return Suite(named, loaded(*tasks), limit, seeds, folder)
 
     return make
 
