@@ -167,8 +167,7 @@ class Exam:
             gap = end - start if self.length == "own" else self.length
             room = self.examples.block_length - gap
             given, _ = begin_row(row[:start], room, tokenizer, has_first)
-            mask = torch.full((gap,), tokenizer.mask_id)
-            made.append(torch.cat([torch.from_numpy(given), mask]))
+            made.append(torch.cat([torch.from_numpy(given), torch.full((gap,), tokenizer.mask_id)]))
         return made
 
     def _rows(self) -> Iterator[tuple[Ids, int, int]]:

@@ -426,8 +426,7 @@ def summarize(results: Sequence[Numbers], judged: Sequence[Sequence[Judged]]) ->
     name = "published_length_controlled"
     if full := [result[name] for result in results if name in result]:
         # the full model's error is a spread of predictions, one for each seed
-        spread = float(np.mean([one["error"] for one in full]))
-        found[name] = _over_seeds(full, spread)
+        found[name] = _over_seeds(full, float(np.mean([one["error"] for one in full])))
     for part in PARTS:
         found[part] = {}
         for name, group in split(everything, part).items():

@@ -200,8 +200,7 @@ class Likelihood:
         if not self.is_paired_with(other):
             raise ValueError("only evaluations on the same blocks and masks can be compared")
         stratified = other if self.is_causal else self
-        error = stratified._error_of(self.block_nll - other.block_nll)
-        return self.nll - other.nll, error
+        return self.nll - other.nll, stratified._error_of(self.block_nll - other.block_nll)
 
     def is_paired_with(self, other: Likelihood) -> bool:
         """The same blocks, and for two that were masked the same masks."""
@@ -587,8 +586,7 @@ def text_nll(
     rows = [row for number, text in enumerate(texts) for row in _text_rows(run, number, text)]
     blocks = Blocks.from_rows(rows, num_bytes=sum(len(text.encode()) for text in texts))
     place = np.arange(len(rows)) - np.searchsorted(blocks.documents, blocks.documents)
-    keys = torch.from_numpy(place)
-    result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=keys)
+    result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=torch.from_numpy(place))
     total = result.length_B * result.block_nll
     variance = (result.length_B * result.draw_errors) ** 2
     found = []
@@ -797,8 +795,7 @@ def _blocks(
 ) -> tuple[Blocks | None, Blocks]:
     """(training text for the references, None where it is gone and not needed; text to measure)."""
     if split is not None and data is None:
-        config = loaded.config.with_options({"data.valid_split": split})
-        loaded = replace(loaded, config=config)
+        loaded = replace(loaded, config=loaded.config.with_options({"data.valid_split": split}))
     try:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)

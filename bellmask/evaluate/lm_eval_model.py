@@ -378,8 +378,7 @@ class BellmaskLM(LM):
         if wanted < 1:
             raise UserError(f"a task requests {wanted} tokens of text; the minimum is 1")
         left = self.block_length - len(self.maker.begin) - len(tokens)
-        length = min(wanted, max(left, self.block_length // 2))
-        return self._row_with(tokens, length)
+        return self._row_with(tokens, min(wanted, max(left, self.block_length // 2)))
 
     def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> Tokens:
         """A row of Table 4, whose gap has the gold answer's length or one that tells nothing about

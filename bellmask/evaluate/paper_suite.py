@@ -649,7 +649,6 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
     about = {"bellmask": __version__, "suite": "paper"}
     about |= {name: getattr(options, name) for name in told}
     numbers = {**about, **found, "missing": missing}
-    tex = main_table(numbers).latex()
-    write_results(folder, numbers, "paper", md=markdown(numbers), tex=tex)
+    write_results(folder, numbers, "paper", md=markdown(numbers), tex=main_table(numbers).latex())
     show(numbers)
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")

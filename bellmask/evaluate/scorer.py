@@ -208,8 +208,7 @@ class RequestMaker:
         begin = () if self.begin and tokens[:1] == self.begin else self.begin
         if len(begin) + len(tokens) <= room:
             return begin + tokens
-        left = room - len(self.begin)
-        return self.begin + tokens[len(tokens) - left :]
+        return self.begin + tokens[len(tokens) + len(self.begin) - room :]
 
 
 # Which passes estimate a request's log-probability, and with which weights.
@@ -274,8 +273,7 @@ class Estimator:
         A time-conditioned model needs a time that its mask may have come from: always drawn.
         """
         if self.kind == "auto":
-            is_short = length <= self.longest_exact and not uses_time
-            return "exact" if is_short else "strata"
+            return "exact" if length <= self.longest_exact and not uses_time else "strata"
         if uses_time and self.kind in ("exact", "left_to_right"):
             raise UserError(f"a time-conditioned run takes no {self.kind} estimator; use strata")
         if self.kind == "exact" and length > MOST_EXACT:
@@ -406,8 +404,7 @@ class Scorer:
         """The request's score has no noise: any seed gives the same."""
         if self.is_causal:
             return self.run.framework.is_exact
-        kind = self.estimator.kind_for(len(request.target), self.uses_time)
-        return kind in NOISELESS
+        return self.estimator.kind_for(len(request.target), self.uses_time) in NOISELESS
 
     def score(
         self, requests: Sequence[Request], *, seed: int = 0, progress: Progress = NO_PROGRESS
@@ -508,8 +505,7 @@ class Scorer:
 
     def _losses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """Cross-entropies of the tokens that each pass scores."""
-        ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
-        return ce_N.cpu().double()
+        return problem.ask(self.run.model, self.run.device, mask=mask, reduce=False).cpu().double()
 
     def _best_guesses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """[N, 2]: log-probability of the likeliest token, is it the target's."""
