@@ -290,12 +290,10 @@ def measure(
         numbers = scores.get_or_make(key, partial(measure_cell, mine, scorer, half))
         return {"seed": seed, **{n: numbers[n] for n in (*DIGITS, "samples", "left_out", "cut")}}
 
-    records = []
-    for one in subjects:
-        cells = [(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
-        settings = [_summary(nfe, found) for nfe, found in cells]
-        records.append({"name": one.name, **one.about, "settings": settings})
-    return records
+    def settings(one: Subject) -> list[Numbers]:
+        return [_summary(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
+
+    return [{"name": one.name, **one.about, "settings": settings(one)} for one in subjects]
 
 
 def _is_sample(record: dict[str, Any]) -> bool:
@@ -329,13 +327,11 @@ def measure_cell(samples: Sequence[TextSample], scorer: TextScorer, progress: Pr
 
 def _summary(nfe: Nfe, cells: list[Numbers]) -> Numbers:
     """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
-    mean: dict[str, float | None] = {}
-    deviation: dict[str, float | None] = {}
-    for name in DIGITS:
-        values = [cell[name] for cell in cells if cell[name] is not None]
-        found = Estimate.over_seeds(values) if values else None
-        mean[name], deviation[name] = (found.value, found.deviation) if found else (None, None)
-    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
+    known = {name: [cell[name] for cell in cells if cell[name] is not None] for name in DIGITS}
+    found = {name: Estimate.over_seeds(some) if some else None for name, some in known.items()}
+    mean = {name: one and one.value for name, one in found.items()}
+    sd = {name: one and one.deviation for name, one in found.items()}
+    return {"nfe": nfe, "mean": mean, "sd": sd, "cells": cells}
 
 
 # Tables of generative perplexity (the paper's Table 8), always with diversity.
