@@ -46,7 +46,7 @@ from bellmask.utils import stats
 from bellmask.utils.console import announced, plural
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.errors import UserError, check_least, look_up
-from bellmask.utils.files import read_arrays, without_nan
+from bellmask.utils.files import read_arrays, replacing, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.table import Table
@@ -237,9 +237,8 @@ class Likelihood:
 
     def save(self, path: Path) -> None:
         """Write all arrays as .npz, atomically."""
-        scratch = path.with_name(f".{path.name}")
-        np.savez_compressed(scratch, **vars(self))
-        scratch.replace(path)
+        with replacing(path) as scratch, scratch.open("wb") as stream:
+            np.savez_compressed(stream, **vars(self))
 
     @staticmethod
     def load(path: Path) -> Likelihood:
