@@ -36,7 +36,7 @@ from bellmask.compare.results import Curve, ratio_over_seeds, speed_up
 from bellmask.compare.variants import parse_variant
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import preset
-from bellmask.evaluate.likelihood import AnyNetwork, evaluate
+from bellmask.evaluate.likelihood import any_network, evaluate
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure, trim_start
 from bellmask.storage.build import build_objective
 from bellmask.storage.run_folder import read_metrics
@@ -136,7 +136,7 @@ def _run_reference(racer: Racer) -> Curve:
         if (number + 1) % every == 0 or number + 1 == racer.steps:
             with step.averaged() as model:
                 found = evaluate(
-                    AnyNetwork(model, tokenizer.mask_id),
+                    any_network(model, tokenizer.mask_id),
                     held_out,
                     mask_id=tokenizer.mask_id,
                     seed=config.validation.seed,

@@ -167,8 +167,7 @@ class Exam:
             gap = end - start if self.length == "own" else self.length
             room = self.examples.block_length - gap
             given, _ = begin_row(row[:start], room, tokenizer, has_first)
-            mask = torch.full((gap,), tokenizer.mask_id)
-            made.append(torch.cat([torch.from_numpy(given), mask]))
+            made.append(torch.cat([torch.from_numpy(given), torch.full((gap,), tokenizer.mask_id)]))
         return made
 
     def _rows(self) -> Iterator[tuple[Ids, int, int]]:
@@ -178,17 +177,16 @@ class Exam:
         return zip(blocks.rows(every).numpy(), starts, ends, strict=True)
 
     def _store(self, folder: Path) -> FileStore[list[str]]:
+        def read(path: Path) -> list[str]:
+            answers = read_object(path).get("answers")
+            if not isinstance(answers, list) or len(answers) != len(self.examples):
+                raise ValueError("not the answers to these examples")
+            return answers
+
         def write(answers: list[str], path: Path) -> None:
             write_json(path, {"answers": answers}, ensure_ascii=False)
 
-        return FileStore(folder / "exact_match", ".json", self._read, write)
-
-    def _read(self, path: Path) -> list[str]:
-        answers: Any = read_object(path).get("answers")
-        is_right = isinstance(answers, list) and all(isinstance(one, str) for one in answers)
-        if not is_right or len(answers) != len(self.examples):
-            raise ValueError("not the answers to these examples")
-        return answers
+        return FileStore(folder / "exact_match", ".json", read, write)
 
     def _key(self, folder: Path, step: int, seed: int) -> str:
         run, fingerprint = read_description(folder).get("id"), self.examples.fingerprint

@@ -29,7 +29,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
 from bellmask.generate.settings import Sampling
@@ -37,6 +37,7 @@ from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
 from bellmask.storage.loading import Loaded
 from bellmask.storage.runs import by_folder
+from bellmask.utils.console import plural
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import has_kinds
@@ -100,6 +101,11 @@ def _check(options: GenerativeOptions) -> None:
 # Samples: their sources, and how they are drawn.
 
 
+Nfe = int | None
+"""Sampling steps; None where they cannot be chosen."""
+Numbers = dict[str, Any]
+
+
 @dataclass(frozen=True)
 class TextSample:
     """One generated row, or one block of text."""
@@ -119,17 +125,14 @@ class Subject:
     key: str
     """Everything that decides the samples but NFE and seed."""
     about: dict[str, Any]
-    settings: list[int | None]
-    """NFE values; only None if NFE does not apply."""
+    settings: list[Nfe]
     seeds: list[int]
     num: int
     """Samples of each cell."""
-    draw: Callable[[int | None, int, Progress], list[TextSample]]
+    draw: Callable[[Nfe, int, Progress], list[TextSample]]
 
 
-def run_subject(
-    name: str, run: Loaded, options: GenerativeOptions, world: World | None = None
-) -> Subject:
+def run_subject(name: str, run: Loaded, options: GenerativeOptions, world: World) -> Subject:
     """A run's samples, after a test on a few tokens that detects unsupported settings."""
     length = len(run_canvas(run, length=options.length))
     framework, longest = run.config.framework.name, run.config.data.block_length
@@ -139,16 +142,13 @@ def run_subject(
     settings = list(dict.fromkeys(options.nfe)) if has_steps else [None]
     trial = sampling_for(run, options.sampling, 1 if has_steps else None)
     fill_canvas(run, run_canvas(run, length=min(length, 4 + 2 * run.is_wrapped)), 1, trial)
-    key = content_key(
-        __version__,
-        hash_weights(run.model),
-        asdict(sampling_for(run, options.sampling, None)),
-        [options.num, length, run.is_wrapped],
-        [run.tokenizer.fingerprint, run.config.data.packing, asdict(run.config.schedule)],
-    )
+    sampling = asdict(sampling_for(run, options.sampling, None))
+    rows = [options.num, length, run.is_wrapped]
+    text = [run.tokenizer.fingerprint, run.config.data.packing, asdict(run.config.schedule)]
+    key = content_key(__version__, hash_weights(run.model), sampling, rows, text)
     about = {"run": run.folder.name, "step": run.step, "framework": framework, "tokens": length}
     about["is_causal"] = run.framework.is_causal
-    draw = partial(draw_samples, run, options, world or World())
+    draw = partial(draw_samples, run, options, world)
     return Subject(name, key, about, [*settings], options.all_seeds, options.num, draw)
 
 
@@ -160,14 +160,11 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
     blocks = valid.spread(num_groups * options.num)
     longest = min(len(run_canvas(run, length=options.length)), blocks.block_length)
 
-    def draw(_: int | None, group: int, progress: Progress) -> list[TextSample]:
+    def draw(_: Nfe, group: int, progress: Progress) -> list[TextSample]:
         index = np.arange(group, len(blocks), num_groups)
-        found = []
-        for row, length in zip(np.asarray(blocks.tokens[index]), blocks.lengths[index]):
-            ids, documents = cut_row(run, row[: min(longest, length)].astype(np.int64))
-            found.append(TextSample(documents, ids.tolist()))
-        progress.advance(len(found))
-        return found
+        rows = zip(np.asarray(blocks.tokens[index]), blocks.lengths[index])
+        progress.advance(len(index))
+        return [cut_row(run, row[: min(longest, n)].astype(np.int64)) for row, n in rows]
 
     parts = [blocks.fingerprint, run.tokenizer.fingerprint, num_groups, longest]
     about = {"blocks": len(blocks), "tokens": longest}
@@ -177,12 +174,7 @@ def text_subject(run: Loaded, options: GenerativeOptions) -> Subject:
 
 
 def draw_samples(
-    run: Loaded,
-    options: GenerativeOptions,
-    world: World,
-    nfe: int | None,
-    seed: int,
-    progress: Progress,
+    run: Loaded, options: GenerativeOptions, world: World, nfe: Nfe, seed: int, progress: Progress
 ) -> list[TextSample]:
     """The samples of a cell, drawn by all processes: the one place that calls the sampler."""
 
@@ -201,17 +193,16 @@ def draw_samples(
         made, num_rows = [*found.ids_BL.numpy()], found.num_rows
     shares = world.all_gather_object((made, num_rows))
     calls = sum(number for _, number in shares) / options.num
-    cut = [cut_row(run, row) for rows, _ in shares for row in rows]
-    return [TextSample(documents, ids.tolist(), calls) for ids, documents in cut]
+    return [cut_row(run, row, calls) for rows, _ in shares for row in rows]
 
 
-def sampling_for(run: Loaded, sampling: Sampling, nfe: int | None) -> Sampling:
+def sampling_for(run: Loaded, sampling: Sampling, nfe: Nfe) -> Sampling:
     """The settings that apply to a run; for a causal one only those about drawing a token."""
     return sampling.for_causal() if run.framework.is_causal else replace(sampling, steps=nfe)
 
 
-def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
-    """(the row's own tokens, its documents as text).
+def cut_row(run: Loaded, row: Ids, calls: float | None = None) -> TextSample:
+    """The row's own tokens, and its documents as text.
 
     A packed row is split at EOS, of which specials are left out; a single document ends at EOS.
     """
@@ -219,7 +210,8 @@ def cut_row(run: Loaded, row: Ids) -> tuple[Ids, list[str]]:
     ends = start + np.flatnonzero(row[start:] == run.tokenizer.eos_id)
     if run.config.data.packing == "unpacked":
         row, ends = row[: ends[0] if len(ends) else len(row)], ends[:0]
-    return row, [run.tokenizer.decode(part) for part in np.split(row, ends)]
+    documents = [run.tokenizer.decode(part) for part in np.split(row, ends)]
+    return TextSample(documents, row.tolist(), calls)
 
 
 # Diversity of generated text, needed to interpret a perplexity.
@@ -266,30 +258,22 @@ def diversity(samples: Sequence[Tokens]) -> dict[str, float | None]:
 
 # Measurement: every cell is sampled and scored, unless it is cached.
 
-_COLUMNS = (
-    ("gen. perplexity", "perplexity", 2),
-    ("entropy", "entropy", 3),
-    ("distinct-1", "distinct_1", 3),
-    ("distinct-2", "distinct_2", 3),
-    ("distinct-3", "distinct_3", 3),
-    ("repetition", "repetition", 3),
-    ("length", "length", 1),
-    ("calls", "calls", 1),
-)
-"""Quantities of a cell; the table has mean and deviation over seeds of each."""
+_DIVERSITY = ("entropy", "distinct_1", "distinct_2", "distinct_3", "repetition")
+DIGITS = {"perplexity": 2, **dict.fromkeys(_DIVERSITY, 3), "length": 1, "calls": 1}
+"""Quantities of a cell, with their decimals; mean and deviation over seeds are those of each."""
 
 
 # Paper: Table 8
 def measure(
     subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
-) -> list[dict[str, Any]]:
+) -> list[Numbers]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
     samples = Store(folder / "samples.jsonl", _is_sample)
     scores = Store(folder / "scores.jsonl")
     progress.start(sum(s.num * len(s.settings) * len(s.seeds) for s in subjects))
     half = progress.scaled(0.5)
 
-    def cell(subject: Subject, nfe: int | None, seed: int) -> dict[str, Any]:
+    def cell(subject: Subject, nfe: Nfe, seed: int) -> Numbers:
         place = content_key(subject.key, nfe, seed)
         keys = [f"{place}/{number}" for number in range(subject.num)]
         if samples.missing(keys):
@@ -304,15 +288,12 @@ def measure(
         if key in scores:
             half.advance(subject.num)
         numbers = scores.get_or_make(key, partial(measure_cell, mine, scorer, half))
-        names = [name for _, name, _ in _COLUMNS]
-        return {"seed": seed, **{n: numbers[n] for n in (*names, "samples", "left_out", "cut")}}
+        return {"seed": seed, **{n: numbers[n] for n in (*DIGITS, "samples", "left_out", "cut")}}
 
-    records = []
-    for one in subjects:
-        cells = [(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
-        settings = [_summary(nfe, found) for nfe, found in cells]
-        records.append({"name": one.name, **one.about, "settings": settings})
-    return records
+    def settings(one: Subject) -> list[Numbers]:
+        return [_summary(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
+
+    return [{"name": one.name, **one.about, "settings": settings(one)} for one in subjects]
 
 
 def _is_sample(record: dict[str, Any]) -> bool:
@@ -322,9 +303,7 @@ def _is_sample(record: dict[str, Any]) -> bool:
 
 
 # Paper: Table 8
-def measure_cell(
-    samples: Sequence[TextSample], scorer: TextScorer, progress: Progress
-) -> dict[str, Any]:
+def measure_cell(samples: Sequence[TextSample], scorer: TextScorer, progress: Progress) -> Numbers:
     """The numbers of a cell; samples of fewer than two scorer tokens are left out of them all."""
     scores = scorer.score([sample.documents for sample in samples], progress)
     counted = [(a, b) for a, b in zip(samples, scores) if b.num_tokens]
@@ -346,15 +325,13 @@ def measure_cell(
     }
 
 
-def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
+def _summary(nfe: Nfe, cells: list[Numbers]) -> Numbers:
     """Mean and standard deviation (n - 1) over seeds; None where there is no value, or one only."""
-    mean: dict[str, float | None] = {}
-    deviation: dict[str, float | None] = {}
-    for _, name, _ in _COLUMNS:
-        values = [cell[name] for cell in cells if cell[name] is not None]
-        found = Estimate.over_seeds(values) if values else None
-        mean[name], deviation[name] = (found.value, found.deviation) if found else (None, None)
-    return {"nfe": nfe, "mean": mean, "sd": deviation, "cells": cells}
+    known = {name: [cell[name] for cell in cells if cell[name] is not None] for name in DIGITS}
+    found = {name: Estimate.over_seeds(some) if some else None for name, some in known.items()}
+    mean = {name: one and one.value for name, one in found.items()}
+    sd = {name: one and one.deviation for name, one in found.items()}
+    return {"nfe": nfe, "mean": mean, "sd": sd, "cells": cells}
 
 
 # Tables of generative perplexity (the paper's Table 8), always with diversity.
@@ -362,16 +339,16 @@ def _summary(nfe: int | None, cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 def full_table(numbers: Mapping[str, Any]) -> Table:
     """A row for each run and NFE, real text last."""
-    columns = ["run", "NFE", *(label for label, _, _ in _COLUMNS), "nats per sample"]
+    names = [name.replace("_", "-").replace("perplexity", "gen. perplexity") for name in DIGITS]
     rows = []
     for record in [*numbers["runs"], *numbers["real_text"]]:
         for setting in record["settings"]:
-            mean, sd = setting["mean"], setting["sd"]
-            spread = {name: sd[name] for name in ("perplexity", "entropy")}
-            shown = ((mean[name], spread.get(name), digits) for _, name, digits in _COLUMNS)
-            values = [plus_minus(*parts) for parts in shown]
-            nfe, nats = setting["nfe"], plus_minus(nats_per_sample(setting), None, 1)
-            rows.append([record["name"], "-" if nfe is None else str(nfe), *values, nats])
+            mean = setting["mean"]
+            spread = {name: setting["sd"][name] for name in ("perplexity", "entropy")}
+            values = [plus_minus(mean[n], spread.get(n), digits) for n, digits in DIGITS.items()]
+            nats = plus_minus(nats_per_sample(setting), None, 1)
+            rows.append([record["name"], str(setting["nfe"] or "-"), *values, nats])
+    columns = ["run", "NFE", *names, "nats per sample"]
     return Table(title(numbers), columns, rows, notes(numbers))
 
 
@@ -396,7 +373,7 @@ def paper_table(numbers: Mapping[str, Any]) -> Table:
     """As Table 8: a column for each NFE, the entropy in brackets."""
     records = [*numbers["runs"], *numbers["real_text"]]
     asked = {setting["nfe"] for record in records for setting in record["settings"]}
-    columns = [*sorted(asked - {None}), *([None] if None in asked else [])]
+    columns = sorted(asked, key=lambda nfe: nfe or math.inf)
     rows = []
     for record in records:
         by_nfe = {setting["nfe"]: setting for setting in record["settings"]}
@@ -416,9 +393,8 @@ def _cell(setting: Mapping[str, Any] | None) -> str:
 def notes(numbers: Mapping[str, Any]) -> list[str]:
     """Notes on counted tokens, and warnings."""
     lines = [numbers["counting"], f"scorer: {numbers['scorer']['rule']}"]
-    causal = [run["name"] for run in numbers["runs"] if run["is_causal"]]
-    if causal:
-        lines.append(f"{', '.join(causal)}: one network call per token, whatever the NFE")
+    if causal := ", ".join(run["name"] for run in numbers["runs"] if run["is_causal"]):
+        lines.append(f"{causal}: one network call per token, whatever the NFE")
     for record in [*numbers["runs"], *numbers["real_text"]]:
         cells = [cell for setting in record["settings"] for cell in setting["cells"]]
         count = sum(cell["samples"] for cell in cells)
@@ -426,8 +402,8 @@ def notes(numbers: Mapping[str, Any]) -> list[str]:
             if found := sum(cell[key] for cell in cells):
                 lines.append(f"{record['name']}: {found} of {count} samples {what}")
     for record in numbers["real_text"]:
-        groups = len(record["settings"][0]["cells"])
-        lines.append(f"{record['name']}: {groups} group{'s' * (groups > 1)} of blocks, not seeds")
+        groups = plural(len(record["settings"][0]["cells"]), "group")
+        lines.append(f"{record['name']}: {groups} of blocks, not seeds")
     if numbers["sampling"]["noise"] == "float32":
         lines.append("float32 noise lowers the effective temperature: these values are too low")
     return lines
@@ -516,10 +492,7 @@ def _describe(sampling: Sampling) -> str:
 def main(args: Sequence[str]) -> int:
     options = parse_command(GenerativeOptions, args, command="evaluate --suite generative")
     _check(options)
-    folder = results_folder(options.out, options.models, "generative")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, world, folder)
-    return 0
+    return on_all_ranks(_measure, options, options.models, "generative")
 
 
 def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
@@ -537,7 +510,7 @@ def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
         "how": _describe(options.sampling),
         "num": options.num,
         "seeds": options.all_seeds,
-        "over": f"{options.seeds} seed" + ("s" if options.seeds > 1 else ""),
+        "over": plural(options.seeds, "seed"),
         "runs": found[: len(runs)],
         "real_text": found[len(runs) :],
     }

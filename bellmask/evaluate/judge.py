@@ -32,8 +32,8 @@ from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 from bellmask.utils.console import print_lines
-from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_folder, has_kinds, without_nan, write_text
+from bellmask.utils.errors import UserError, check_least
+from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.store import Store, content_key
@@ -127,6 +127,7 @@ class PairwiseOptions(LoadOptions):
 def check_options(options: PairwiseOptions) -> None:
     """Checks before anything is loaded."""
     check_folder(options.out)
+    check_least(options, seeds=1, tasks=0)
     options.sampling.check()
     has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
     judge, is_other = options.judge.removeprefix(LOCAL), options.benchmark != "alpaca-eval"
@@ -137,7 +138,6 @@ def check_options(options: PairwiseOptions) -> None:
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
     refusals = {
         "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
-        "--seeds must be at least 1, --tasks at least 0": options.seeds < 1 or options.tasks < 0,
         "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
         "--difficulty and --gamed need --benchmark alpaca-eval": has_difficulty and is_other,
         f"A and B are both {options.a}: there is nothing to compare": a == b,
@@ -227,11 +227,12 @@ class EndpointJudge:
                 f"{self.transcript.path}; the same command sends only the rest"
             )
         judged = [self._judged(pair) for pair in pairs]
-        refusals = self._refusals(judged)
-        if refusals and len(refusals) == len(self._records(judged)):
+        records = self._records(judged)
+        if records and all("refused" in record for record in records):
             raise UserError(
-                f"the judge at {self.options.url()} rejected all requests: {refusals[0]}; "
-                f"this is stored in {self.transcript.path}: delete those lines to try again"
+                f"the judge at {self.options.url()} rejected all requests: "
+                f"{records[0]['refused']}; this is stored in {self.transcript.path}: delete those "
+                "lines to try again"
             )
         return judged
 
@@ -250,20 +251,17 @@ class EndpointJudge:
     def _records(self, judged: Sequence[Judged]) -> list[dict[str, Any]]:
         return self.transcript.records(key for one in judged for key in one.grounds["requests"])
 
-    def _refusals(self, judged: Sequence[Judged]) -> list[str]:
-        """Reasons why the endpoint permanently rejected requests (too long, filtered)."""
-        return [record["refused"] for record in self._records(judged) if "refused" in record]
-
-    def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        """Endpoint, prompts, fraction of choices for the answer shown first (one half: unbiased),
-        and total usage, including earlier commands.
+    def about(self, judged: Sequence[Judged]) -> tuple[dict[str, Any], list[str]]:
+        """(endpoint, prompts, fraction of choices for the answer shown first (one half: unbiased),
+        total usage, including earlier commands; notes on rejected requests and omitted settings).
         """
         choices = [choice for one in judged for choice in one.grounds["verdicts"]]
         first, second = choices.count("first"), choices.count("second")
-        replies = [record["reply"] for record in self._records(judged) if "reply" in record]
+        records = self._records(judged)
+        replies = [record["reply"] for record in records if "reply" in record]
         tokens_in = sum(reply["prompt_tokens"] for reply in replies)
         tokens_out = sum(reply["completion_tokens"] for reply in replies)
-        return {
+        about = {
             "endpoint": self.options.url(),
             "style": self.style.name,
             "style_identity": self.style.identity,
@@ -273,17 +271,14 @@ class EndpointJudge:
             "tokens_out": tokens_out,
             "usd": self.budget.usd(tokens_in, tokens_out) if self.budget.prices else None,
         }
-
-    def cautions(self, judged: Sequence[Judged]) -> list[str]:
-        """Notes on rejected requests, and on settings that were omitted."""
-        lines, records = [], self._records(judged)
-        if refusals := self._refusals(judged):
-            lines += [f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."]
+        cautions = []
+        if refusals := [record["refused"] for record in records if "refused" in record]:
+            cautions = [f"The judge rejected {len(refusals)} requests ({refusals[0]}): unreadable."]
         changed = {name for record in records for name in record.get("refused_settings", ())}
         # max_tokens is sent all the same, by its newer name
         if names := ", ".join(n for n in judge_endpoint.CHANGEABLE[1:] if n in changed):
-            lines += [f"The judge does not support {names}: requests were sent without."]
-        return lines
+            cautions += [f"The judge does not support {names}: requests were sent without."]
+        return about, cautions
 
 
 # A judge without an endpoint: the answer that is more likely under a causal LM wins.
@@ -310,7 +305,7 @@ class LocalJudge:
 
     def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
         self._scorer, self._is_mean = scorer, measure == "per-token"
-        self._store = Store(path, _is_outcome)
+        self._store = Store(path)
         self.label = f"likelihood of {scorer.name}, not a judgment of quality"
         self._fingerprint = f"{scorer.fingerprint}/{measure}"
 
@@ -362,22 +357,18 @@ class LocalJudge:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
         return content_key("likelihood", self._fingerprint, said)
 
-    def about(self, judged: Sequence[Judged]) -> dict[str, Any]:
-        """There is no order, hence no position bias."""
-        return {"fingerprint": self._fingerprint}
-
-    def cautions(self, judged: Sequence[Judged]) -> list[str]:
-        """Notes on truncated or approximate likelihoods."""
+    def about(self, judged: Sequence[Judged]) -> tuple[dict[str, Any], list[str]]:
+        """(fingerprint, notes on truncated or approximate likelihoods); no order, so no bias."""
         both = [one.grounds.values() for one in judged]
         num_cut = sum(any(score["is_cut"] for score in scores) for scores in both)
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
         lines = {
             f"{num_cut} of {len(judged)} pairs did not fit into the judge's context: the end of "
-            "the answer was cut off and not counted (unreadable if nothing was left).": (num_cut),
+            "the answer was cut off and not counted (unreadable if nothing was left).": num_cut,
             f"In {num_inexact} of {len(judged)} pairs the request's tokens change when the answer "
             "follows, so its likelihood is approximate.": num_inexact,
         }
-        return [line for line, count in lines.items() if count]
+        return {"fingerprint": self._fingerprint}, [line for line, count in lines.items() if count]
 
 
 def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
@@ -403,13 +394,6 @@ def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Sco
     }
 
 
-def _is_outcome(record: dict[str, Any]) -> bool:
-    """What a file of outcomes has under a key."""
-    sides = {"is_cut": bool, "is_exact": bool}
-    is_result = judge_prompts.VALUES[record["result"]] == record["preference"]
-    return is_result and all(has_kinds(record.get(side), sides) for side in "ab")
-
-
 # Parts built from options: benchmark, calibration, sides and judge.
 
 
@@ -421,10 +405,8 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
         found = judge_prompts.alpaca_of_outputs(paths[0])
         logger.info(
-            "judging answers to the %d instructions in %s; for others give --data-dir or "
-            "--benchmark FILE",
-            len(found.tasks),
-            options.a,
+            f"judging answers to the {len(found.tasks)} instructions in {options.a}; for others "
+            "give --data-dir or --benchmark FILE"
         )
     else:
         cache = cache_folder(options.cache_dir)
@@ -650,15 +632,15 @@ def _pairwise(options: PairwiseOptions) -> None:
     found = iter(everything)
     judged = {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
     results = [judge_stats.seed_numbers(mine, calibration) for mine in judged.values()]
-    cautions = [line for side in answers for line in side.cautions]
-    cautions += judge.cautions(everything)
+    about_judge, cautions = judge.about(everything)
+    cautions = [line for side in answers for line in side.cautions] + cautions
     cautions += _cautions(options, answers, len(benchmark.tasks))
     numbers = {
         "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
         "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
         "benchmark": {"name": benchmark.name, "identity": benchmark.identity},
         "num_tasks": len(benchmark.tasks),
-        "judge": {"label": judge.label, "is_local": options.is_local, **judge.about(everything)},
+        "judge": {"label": judge.label, "is_local": options.is_local, **about_judge},
         "seeds": seeds,
         "over_seeds": judge_stats.summarize(results, list(judged.values())),
         "results": results,

@@ -14,10 +14,11 @@ import contextlib
 import logging
 import math
 import os
+import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -28,7 +29,7 @@ from urllib.parse import urlsplit
 from filelock import FileLock, Timeout
 
 from bellmask.utils.errors import TrainingError, UserError
-from bellmask.utils.files import has_kinds, is_finite, is_number, load_json, sanitize
+from bellmask.utils.files import is_finite, is_whole, load_json, sanitize
 from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.store import Store, content_key
@@ -199,17 +200,13 @@ def read_reply(body: str, request: ChatRequest) -> Reply:
     except (ValueError, KeyError, IndexError, TypeError, AttributeError):
         raise BadBody(f"not a chat completion: {shortened(body)!r}") from None
     reason, usage = choice.get("finish_reason"), content.get("usage")
-    usage = usage if isinstance(usage, dict) else {}
-    counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
-    is_told = all(type(count) is int and count >= 0 for count in counts)
-    return Reply(
-        sanitize(text),
-        _top_logprobs(choice) if request.logprobs else {},
-        counts[0] if is_told else request.prompt_tokens(),
-        counts[1] if is_told else estimate_tokens(text),
-        finish_reason=reason if isinstance(reason, str) else None,
-        is_usage_estimated=not is_told,
-    )
+    reason = reason if isinstance(reason, str) else None
+    told = usage if isinstance(usage, dict) else {}
+    counts: list[Any] = [told.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    is_told = all(map(is_whole, counts))
+    read, written = counts if is_told else (request.prompt_tokens(), estimate_tokens(text))
+    top = _top_logprobs(choice) if request.logprobs else {}
+    return Reply(sanitize(text), top, read, written, reason, is_usage_estimated=not is_told)
 
 
 def _top_logprobs(choice: dict[str, Any]) -> dict[str, float]:
@@ -305,11 +302,9 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
 
 
-def back_off(key: str, attempt: int) -> float:
-    """Seconds after the ``attempt``-th failure (from 1): doubling, times a keyed half to one."""
-    full = min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_WAIT)
-    share = int(content_key("jitter", key, attempt), 16) / 16**24
-    return full * (0.5 + 0.5 * share)
+def back_off(attempt: int) -> float:
+    """Seconds after the ``attempt``-th failure (from 1): doubling, times a random half to one."""
+    return min(FIRST_WAIT * 2.0 ** (attempt - 1), LONGEST_WAIT) * random.uniform(0.5, 1.0)
 
 
 # Sending requests: one endpoint, shared by threads, with retries.
@@ -325,29 +320,24 @@ TELL_SECONDS = 30.0
 class Endpoint:
     """One endpoint and one model there; threads may share it. Close it at the end."""
 
-    def __init__(
-        self,
-        options: EndpointOptions,
-        budget: Budget,
-        *,
-        sleep: Callable[[float], object] | None = None,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    now = staticmethod(time.monotonic)
+    sleep = staticmethod(threading.Event.wait)
+    """Until the event, or so many seconds."""
+
+    def __init__(self, options: EndpointOptions, budget: Budget) -> None:
         self.options, self.budget = options, budget
         self.name = options.url()
         """Base URL, which identifies the endpoint."""
         key = options.key()
         self._openai = import_openai()
-        is_remote = (
-            urlsplit(self.name).hostname not in LOOPBACK
-        )  # a proxy cannot reach this machine
+        # a proxy cannot reach this machine
+        is_remote = urlsplit(self.name).hostname not in ("localhost", "127.0.0.1", "::1")
         http, limit = self._openai.DefaultHttpxClient(trust_env=is_remote), options.time_limit
         self._client = self._openai.OpenAI(
             api_key=key, base_url=self.name, max_retries=0, timeout=limit, http_client=http
         )
-        self._sleep, self._now = sleep, now
         self._gap = 60.0 / options.requests_per_minute if options.requests_per_minute else 0.0
-        self._next_turn, self._next_note = now(), now()
+        self._next_turn, self._next_note = self.now(), self.now()
         self._was_reached = False
         self._refused: frozenset[str] = frozenset()
         """Settings that the model does not support."""
@@ -391,29 +381,29 @@ class Endpoint:
             self._raise_if_final(outcome, failures)
             self._tell(f"{outcome.words}; trying again (attempt {failures + 1} of {self._most()})")
             with self._lock:  # other threads wait too, if the endpoint requests it
-                self._next_turn = max(self._next_turn, self._now() + outcome.wait)
-            self._pause(max(back_off(request.key, failures), outcome.wait), stop)
+                self._next_turn = max(self._next_turn, self.now() + outcome.wait)
+            self._pause(max(back_off(failures), outcome.wait), stop)
 
     def _wait_for_turn(self, stop: threading.Event) -> None:
         """Never more requests in a minute than allowed, evenly spaced."""
         with self._lock:
-            now = self._now()
+            now = self.now()
             start = max(now, self._next_turn)
             self._next_turn = start + self._gap
         self._pause(start - now, stop)
 
     def _pause(self, seconds: float, stop: threading.Event) -> None:
         if seconds > 0 and not stop.is_set():
-            (self._sleep or stop.wait)(seconds)
+            self.sleep(stop, seconds)
         if stop.is_set():
             raise Stopped
 
     def _tell(self, words: str) -> None:
         """Log a note, at most once per interval."""
         with self._lock:
-            if self._now() < self._next_note:
+            if self.now() < self._next_note:
                 return
-            self._next_note = self._now() + TELL_SECONDS
+            self._next_note = self.now() + TELL_SECONDS
         logger.info("%s", words)
 
     def _most(self) -> int:
@@ -472,7 +462,6 @@ def import_openai() -> Any:
     return import_optional("openai", "a judge at an endpoint", "judge")
 
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 NOT_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
 """Errors before a request reached the endpoint, which therefore cannot have billed it."""
 
@@ -494,13 +483,9 @@ Prices = tuple[float, float]
 # OpenAI's published prices as of 2025, without discounts (cached input, batches). They may have
 # changed since: --price-in and --price-out go first.
 KNOWN_PRICES: dict[str, Prices] = {
-    "gpt-4o": (2.50, 10.00),
-    "gpt-4o-2024-08-06": (2.50, 10.00),
-    "gpt-4o-mini": (0.15, 0.60),
-    "gpt-4o-mini-2024-07-18": (0.15, 0.60),
-    "gpt-4-turbo": (10.00, 30.00),
-    "gpt-4-turbo-2024-04-09": (10.00, 30.00),
-    "gpt-4-1106-preview": (10.00, 30.00),
+    **dict.fromkeys(("gpt-4o", "gpt-4o-2024-08-06"), (2.5, 10.0)),
+    **dict.fromkeys(("gpt-4o-mini", "gpt-4o-mini-2024-07-18"), (0.15, 0.6)),
+    **dict.fromkeys(("gpt-4-turbo", "gpt-4-turbo-2024-04-09", "gpt-4-1106-preview"), (10.0, 30.0)),
 }
 
 
@@ -694,14 +679,5 @@ class Transcript:
 
 
 def _is_right(record: dict[str, Any]) -> bool:
-    """A line that holds a refusal, or a reply with all of its parts."""
-    if "reply" not in record:
-        return isinstance(record.get("refused"), str)
-    kinds = {"text": str, "top_logprobs": dict, "prompt_tokens": int, "completion_tokens": int}
-    reply = record["reply"]
-    return (
-        has_kinds(reply, kinds)
-        and reply.keys() <= Reply.__dataclass_fields__.keys()
-        and all(map(is_number, reply["top_logprobs"].values()))
-        and isinstance(record.get("refused_settings", []), list)
-    )
+    """A line that holds a refusal, or the parts of a reply."""
+    return "refused" in record or isinstance(Reply(**record["reply"]).text, str)

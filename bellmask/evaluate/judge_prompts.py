@@ -303,13 +303,11 @@ def combine(a_first: Verdict, b_first: Verdict) -> tuple[Result, float | None]:
 
 
 def pairs_of(
-    tasks: Sequence[JudgeTask],
-    answers_a: Sequence[Sequence[str]],
-    answers_b: Sequence[Sequence[str]],
+    tasks: Sequence[JudgeTask], answers_a: Sequence[Said], answers_b: Sequence[Said]
 ) -> list[Pair]:
     """A pair for each turn of each task, in order."""
     return [
-        Pair(task, turn, tuple(said_a[: turn + 1]), tuple(said_b[: turn + 1]))
+        Pair(task, turn, said_a[: turn + 1], said_b[: turn + 1])
         for task, said_a, said_b in zip(tasks, answers_a, answers_b, strict=True)
         for turn in range(len(task.turns))
     ]
@@ -413,13 +411,10 @@ def read_alpaca(text: str, top: Mapping[str, float]) -> Verdict:
 def _share_of_m(top: Mapping[str, float]) -> float | None:
     """p("m") / (p("m") + p("M")); tokens with spaces count only if there are none without."""
     for tidy in (str, str.strip):
-        known = [(tidy(token), value) for token, value in top.items() if not math.isnan(value)]
-        chance = {
-            name: math.fsum(math.exp(min(value, 0.0)) for token, value in known if token == name)
-            for name in ("m", "M")
-        }
-        if total := sum(chance.values()):
-            return chance["m"] / total
+        chances = [(tidy(token), math.exp(value)) for token, value in top.items()]
+        m, other = (sum(p for token, p in chances if token == name) for name in "mM")
+        if m + other:
+            return m / (m + other)
     return None
 
 

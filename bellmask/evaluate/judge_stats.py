@@ -21,6 +21,8 @@ from bellmask.evaluate.judge_prompts import Judged
 from bellmask.utils.errors import UserError
 from bellmask.utils.stats import MIN_CLUSTERS, Estimate, Floats, Labels, clustered_error
 
+Numbers = dict[str, Any]
+
 # Length-controlled win rates between two models, with two terms.
 #
 # The preference for A is a logistic function of a constant and tanh(length difference / its
@@ -274,9 +276,7 @@ def _label(path: Path, sha256: str) -> str | None:
     return f"{path.name} is {next(named, 'another file than the published one')}"
 
 
-def published_length_controlled(
-    judged: Sequence[Judged], calibration: Calibration
-) -> dict[str, Any]:
+def published_length_controlled(judged: Sequence[Judged], calibration: Calibration) -> Numbers:
     """AlpacaEval's own length-controlled win rate of A; B must be its baseline's answers.
 
     The error is as published: the spread of predictions over instructions, not that of the fit.
@@ -386,14 +386,14 @@ def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
     return groups
 
 
-def seed_numbers(judged: Sequence[Judged], calibration: Calibration | None) -> dict[str, Any]:
+def seed_numbers(judged: Sequence[Judged], calibration: Calibration | None) -> Numbers:
     """Rates of one seed; each headline has a value and its standard error over tasks."""
 
-    def rates(judged: Sequence[Judged]) -> dict[str, Any]:
+    def rates(judged: Sequence[Judged]) -> Numbers:
         found = win_rates(judged).items()
         return {name: {"value": rate.value, "error": rate.se} for name, rate in found}
 
-    numbers: dict[str, Any] = {
+    numbers: Numbers = {
         "counts": count_results(judged),
         **rates(judged),
         "length_controlled": asdict(two_term(*columns(judged))),
@@ -408,9 +408,7 @@ def seed_numbers(judged: Sequence[Judged], calibration: Calibration | None) -> d
     return numbers
 
 
-def summarize(
-    results: Sequence[dict[str, Any]], judged: Sequence[Sequence[Judged]]
-) -> dict[str, Any]:
+def summarize(results: Sequence[Numbers], judged: Sequence[Sequence[Judged]]) -> Numbers:
     """Mean ± deviation over seeds of every headline that there is, and of categories and turns.
 
     ``judged`` holds the outcomes of each seed: errors over tasks come from all of them together,
@@ -428,8 +426,7 @@ def summarize(
     name = "published_length_controlled"
     if full := [result[name] for result in results if name in result]:
         # the full model's error is a spread of predictions, one for each seed
-        spread = float(np.mean([one["error"] for one in full]))
-        found[name] = _over_seeds(full, spread)
+        found[name] = _over_seeds(full, float(np.mean([one["error"] for one in full])))
     for part in PARTS:
         found[part] = {}
         for name, group in split(everything, part).items():
@@ -446,7 +443,7 @@ def _known_error(rate: Estimate) -> float | None:
     return float("nan") if is_certain and rate.n < MIN_CLUSTERS else rate.se
 
 
-def _over_seeds(values: Sequence[dict[str, Any]], error: float | None) -> dict[str, Any]:
+def _over_seeds(values: Sequence[Numbers], error: float | None) -> Numbers:
     """Mean ± sample deviation of what is a number (Tab. 5 has five seeds); error over tasks."""
     known = np.array([one["value"] for one in values if np.isfinite(one["value"])])
     return {

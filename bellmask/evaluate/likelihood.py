@@ -46,7 +46,7 @@ from bellmask.utils import stats
 from bellmask.utils.console import announced, plural
 from bellmask.utils.distributed import World, autocast
 from bellmask.utils.errors import UserError, check_least, look_up
-from bellmask.utils.files import read_arrays, without_nan
+from bellmask.utils.files import read_arrays, replacing, without_nan
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows
 from bellmask.utils.table import Table
@@ -200,8 +200,7 @@ class Likelihood:
         if not self.is_paired_with(other):
             raise ValueError("only evaluations on the same blocks and masks can be compared")
         stratified = other if self.is_causal else self
-        error = stratified._error_of(self.block_nll - other.block_nll)
-        return self.nll - other.nll, error
+        return self.nll - other.nll, stratified._error_of(self.block_nll - other.block_nll)
 
     def is_paired_with(self, other: Likelihood) -> bool:
         """The same blocks, and for two that were masked the same masks."""
@@ -238,9 +237,8 @@ class Likelihood:
 
     def save(self, path: Path) -> None:
         """Write all arrays as .npz, atomically."""
-        scratch = path.with_name(f".{path.name}")
-        np.savez_compressed(scratch, **vars(self))
-        scratch.replace(path)
+        with replacing(path) as scratch, scratch.open("wb") as stream:
+            np.savez_compressed(stream, **vars(self))
 
     @staticmethod
     def load(path: Path) -> Likelihood:
@@ -252,13 +250,13 @@ class Likelihood:
             found = Likelihood(**{**arrays, **values})
         except (KeyError, TypeError) as error:
             raise ValueError(f"not an evaluation: {error}") from None
-        counts, numbers = (found.length_B, found.count_BR, found.document_B), found.ce_BR
-        blocks = found.count_BR.shape[:1]
-        is_right = all(one.dtype.kind in "iu" for one in counts)
-        is_right &= numbers.dtype.kind == found.level_B.dtype.kind == "f"
-        is_right &= numbers.ndim == 2 and numbers.size > 0
-        is_right &= numbers.shape == found.count_BR.shape
-        is_right &= found.length_B.shape == found.level_B.shape == found.document_B.shape == blocks
+        by_block = (found.length_B, found.document_B, found.level_B)
+        by_draw = (found.count_BR, found.ce_BR)
+        # i: integers, f: floats
+        codes = "".join(array.dtype.kind for array in (*by_block, *by_draw))
+        is_right = codes == "iifif" and found.ce_BR.ndim == 2 and found.ce_BR.size > 0
+        is_right &= {array.shape for array in by_draw} == {found.ce_BR.shape}
+        is_right &= {array.shape for array in by_block} == {found.ce_BR.shape[:1]}
         if not is_right or found.length_B.min() < 0 or found.length_B.sum() < 1:
             raise ValueError("its arrays do not fit together")
         return found
@@ -315,49 +313,41 @@ def evaluate(
         progress.advance(part.stop - part.start)
     if world.size > 1:
         ce_BR = world.all_reduce_sum(ce_BR.to(world.device)).cpu()
-    return Likelihood(
-        length_B.numpy(),
-        level_B.numpy(),
-        count_BR.numpy(),
-        ce_BR.numpy(),
-        np.asarray(blocks.documents),
-        blocks.num_bytes,
-        f"{blocks.fingerprint}/{seed}",
-        is_causal,
-        scorer.framework.is_exact,
-    )
+    tensors = {"length_B": length_B, "level_B": level_B, "count_BR": count_BR, "ce_BR": ce_BR}
+    values: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+    values |= {"document_B": np.asarray(blocks.documents), "num_bytes": blocks.num_bytes}
+    values |= {"is_causal": is_causal, "is_exact": scorer.framework.is_exact}
+    return Likelihood(fingerprint=f"{blocks.fingerprint}/{seed}", **values)
 
 
-class AnyNetwork:
-    """A network that returns logits [B, L, V] (or an object that has them), as evaluation calls.
+Network = Callable[..., Any]
+"""Returns logits [B, L, V], or an object that has them."""
+Rows = Tensor | Sequence[Tensor | Sequence[int]]
+
+
+def any_network(network: Network, mask_id: int) -> Model:
+    """A network as evaluation calls a model.
 
     The mask is no token: its logit, where there is one, does not count. Padded rows are given with
     an ``attention_mask``.
     """
 
-    def __init__(self, network: Callable[..., Any], mask_id: int) -> None:
-        self.network, self.mask_id = network, mask_id
-
-    def __call__(
-        self,
-        x_BL: Tensor,
-        rows_N: Tensor,
-        targets_N: Tensor,
-        *,
-        mask: Tensor | None = None,
-        **_: Any,
+    def losses(
+        x_BL: Tensor, rows_N: Tensor, targets_N: Tensor, *, mask: Tensor | None = None, **_: Any
     ) -> Tensor:
         more = {} if mask is None else {"attention_mask": mask[:, 0, 0].long()}
-        found = self.network(x_BL, **more)
+        found: Any = network(x_BL, **more)
         logits_NV = getattr(found, "logits", found).flatten(0, 1)[rows_N].float()
-        if self.mask_id < logits_NV.shape[1]:
-            logits_NV[:, self.mask_id] = -math.inf
+        if mask_id < logits_NV.shape[1]:
+            logits_NV[:, mask_id] = -math.inf
         return F.cross_entropy(logits_NV, targets_N, reduction="none")
+
+    return losses
 
 
 def nelbo(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
+    network: Network,
+    rows: Rows,
     *,
     mask_id: int,
     starts: Sequence[int] | None = None,
@@ -379,27 +369,19 @@ def nelbo(
 
 
 def probe(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
-    *,
-    mask_id: int,
-    starts: Sequence[int] | None = None,
+    network: Network, rows: Rows, *, mask_id: int, starts: Sequence[int] | None = None
 ) -> Tensor:
     """The input of :meth:`bellmask.ProgressLaw.update`, for any network.
 
     The arguments are those of :func:`nelbo`; the same 16 rows each time are enough.
     """
-    with _scorer(network, rows, mask_id, starts) as scorer:
+    with _scorer(network, rows, mask_id, starts, None) as scorer:
         return nll_by_rate(scorer)
 
 
 @contextlib.contextmanager
 def _scorer(
-    network: Callable[..., Any],
-    rows: Tensor | Sequence[Tensor | Sequence[int]],
-    mask_id: int,
-    starts: Sequence[int] | None,
-    world: World | None = None,
+    network: Network, rows: Rows, mask_id: int, starts: Sequence[int] | None, world: World | None
 ) -> Iterator[BlockScorer]:
     """A scorer for any network and rows; the network is in evaluation mode inside."""
     arrays = [torch.as_tensor(row).cpu().numpy() for row in rows]
@@ -415,7 +397,7 @@ def _scorer(
     world = world or World(device=torch.device("cpu") if parameter is None else parameter.device)
     module.eval()
     try:
-        yield BlockScorer(AnyNetwork(network, mask_id), blocks, mask_id, world=world)
+        yield BlockScorer(any_network(network, mask_id), blocks, mask_id, world=world)
     finally:
         module.train(was_training)
 
@@ -603,8 +585,7 @@ def text_nll(
     rows = [row for number, text in enumerate(texts) for row in _text_rows(run, number, text)]
     blocks = Blocks.from_rows(rows, num_bytes=sum(len(text.encode()) for text in texts))
     place = np.arange(len(rows)) - np.searchsorted(blocks.documents, blocks.documents)
-    keys = torch.from_numpy(place)
-    result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=keys)
+    result = evaluate_run(run, blocks, draws=draws, seed=seed, row_keys=torch.from_numpy(place))
     total = result.length_B * result.block_nll
     variance = (result.length_B * result.draw_errors) ** 2
     found = []
@@ -813,8 +794,7 @@ def _blocks(
 ) -> tuple[Blocks | None, Blocks]:
     """(training text for the references, None where it is gone and not needed; text to measure)."""
     if split is not None and data is None:
-        config = loaded.config.with_options({"data.valid_split": split})
-        loaded = replace(loaded, config=config)
+        loaded = replace(loaded, config=loaded.config.with_options({"data.valid_split": split}))
     try:
         train, valid = loaded.blocks()
         loaded.check_same_data(train)

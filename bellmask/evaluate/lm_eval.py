@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.readers import Record, cache_folder, read_records
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
 from bellmask.evaluate.scorer import RequestOptions
-from bellmask.evaluate.suite import all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import on_all_ranks, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.console import announced, tell
 from bellmask.utils.distributed import World
@@ -167,16 +168,13 @@ def write_overlay(
     """
     import yaml
 
+    unset = ("tag", "dataset_name", "training_split", "validation_split", "test_split")
     overlay = {
         "include": [str(path) for path in include],
         "task": task,
-        "tag": None,
+        **dict.fromkeys(unset),
         "dataset_path": LOADER,
-        "dataset_name": None,
         "dataset_kwargs": dict(source),
-        "training_split": None,
-        "validation_split": None,
-        "test_split": None,
         f"{source['split']}_split": source["split"],
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -313,13 +311,10 @@ def main(args: Sequence[str]) -> int:
         names = write_overlays(Path(options.write_tasks), options)
         print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
         return 0
-    folder = results_folder(options.out, options.runs, "lm-eval")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, harness, world, folder)
-    return 0
+    return on_all_ranks(partial(_measure, harness), options, options.runs, "lm-eval")
 
 
-def _measure(options: HarnessOptions, harness: ModuleType, world: World, folder: Path) -> None:
+def _measure(harness: ModuleType, options: HarnessOptions, world: World, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         include = None if options.stock else Path(scratch)
         if include is None:

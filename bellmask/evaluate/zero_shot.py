@@ -28,7 +28,7 @@ from bellmask.data.corpora import CORPORA, IMPORTED, is_toy
 from bellmask.data.prepare import Preparation, parse_mixture, prepare
 from bellmask.data.readers import find_files, is_word
 from bellmask.evaluate.likelihood import Likelihood, evaluate_run, perplexity_of
-from bellmask.evaluate.suite import SuiteOptions, all_ranks, results_folder, write_results
+from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.loading import Loaded, run_fingerprint
 from bellmask.storage.runs import by_folder
 from bellmask.utils.console import plural
@@ -47,6 +47,7 @@ SETS = ("ptb", "wikitext2", "lm1b", "lambada", "ag_news", "pubmed", "arxiv")
 """Those of the paper's Table 7, in its order. The paper does not say which WikiText: WikiText-103's
 raw validation text equals WikiText-2's, which comes in a wheel and does not need the hub."""
 EosPolicy = Literal["mdlm", "duo"]
+Runs = Mapping[str, Loaded]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +113,9 @@ def _check(options: ZeroShotOptions) -> None:
 
 # Texts: the sets, and how a run reads them.
 
-TITLES = {
-    "ptb": "PTB",
-    "wikitext2": "WikiText-2",
-    "wikitext103": "WikiText-103",
-    "lm1b": "LM1B",
-    "lambada": "LAMBADA",
-    "pubmed": "PubMed",
-    "arxiv": "arXiv",
-}
+_SHORT_TITLES = ("PTB", "WikiText-2", "WikiText-103", "LM1B", "LAMBADA", "PubMed", "arXiv")
+TITLES = {title.lower().replace("-", ""): title for title in _SHORT_TITLES}
+"""By a corpus's name, where its own title is too long for a column."""
 
 
 @dataclass(frozen=True)
@@ -233,24 +228,24 @@ def own_family(run: Loaded, text: TextSet) -> bool | None:
 # Paper: Table 7
 def load_blocks(
     runs: Sequence[Loaded], sets: Sequence[TextSet], options: ZeroShotOptions
-) -> tuple[dict[str, list[Blocks]], dict[str, str]]:
-    """(blocks of each set, one for each run; sets that are not available, and why).
+) -> tuple[dict[TextSet, list[Blocks]], dict[str, str]]:
+    """(blocks of each set, one for each run; names of sets that are not available, and why).
 
     All sets are looked for before the first one is read.
     """
-    found: dict[str, list[Any]] = {}
+    found: dict[TextSet, list[Any]] = {}
     missing: dict[str, str] = {}
     with progress_bar("preparing", "documents") as progress:
         for work in (Preparation, partial(prepare, progress=progress)):
             for text in (text for text in sets if text.name not in missing):
                 try:
-                    found[text.name] = [
+                    found[text] = [
                         work(set_options(run, text, options.eos), run.tokenizer, "valid")
                         for run in runs
                     ]
                 except UserError as error:
                     missing[text.name] = str(error).partition(" Offline?")[0]
-                    found.pop(text.name, None)
+                    found.pop(text, None)
             refuse_missing(missing, sets, options.skip_missing)
     return found, missing
 
@@ -310,24 +305,17 @@ class Case:
         return results
 
 
-def make_cases(
-    runs: Mapping[str, Loaded],
-    sets: Sequence[TextSet],
-    blocks: Mapping[str, Sequence[Blocks]],
-    batch_size: int = 64,
-    world: World | None = None,
-) -> list[Case]:
-    """Every run on every available corpus."""
+def make_cases(runs: Runs, blocks: Mapping[TextSet, Sequence[Blocks]], **how: Any) -> list[Case]:
+    """Every run on every available corpus; ``how`` are batch_size and world of an evaluation."""
     marks = {name: run_fingerprint(run) for name, run in runs.items()}
     cases = []
-    for text in sets:
-        for (name, run), own in zip(runs.items(), blocks.get(text.name, ())):
+    for text, by_run in blocks.items():
+        for (name, run), own in zip(runs.items(), by_run, strict=True):
             data = run.config.data
             parts = [marks[name], own.fingerprint, data.document_attention, data.pads]
             called = re.sub(r"[^\w.-]", "_", text.name)  # a part of a file's name
             key = f"{run.folder.name}-{called}-{content_key(__version__, parts)}"
-            ranks = world or World(device=run.device)
-            evaluate = partial(evaluate_run, run, batch_size=batch_size, world=ranks)
+            evaluate = partial(evaluate_run, run, **how)
             cases.append(Case(name, text, own, evaluate, run.framework.is_exact, key))
     return cases
 
@@ -363,9 +351,7 @@ class Pilot:
 
 
 # Paper: Table 7
-def choose_draws(
-    cases: Sequence[Case], options: ZeroShotOptions, ladder: Sequence[int] = LADDER
-) -> Pilot:
+def choose_draws(cases: Sequence[Case], options: ZeroShotOptions) -> Pilot:
     """As given, or the fewest draws, the same for all cases, with which every one has noise below
     ``--precision``.
 
@@ -375,7 +361,7 @@ def choose_draws(
     if options.draws is not None or not left:
         return Pilot(options.draws if left and options.draws else 1)
     with progress_bar("pilot", "trials") as progress:
-        for draws in ladder:
+        for draws in LADDER:
             noise = []
             for case in left:
                 noise.append(mask_noise(case, draws, options.seed, options.seeds))
@@ -413,12 +399,10 @@ def join_seeds(results: Sequence[Likelihood], blocks: Blocks, seeds: Sequence[in
 
     Exact and estimated values of the same blocks stay paired.
     """
-    return replace(
-        results[0],
-        count_BR=np.hstack([result.count_BR for result in results]),
-        ce_BR=np.hstack([result.ce_BR for result in results]),
-        fingerprint=f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}",
-    )
+    counts = np.hstack([result.count_BR for result in results])
+    losses = np.hstack([result.ce_BR for result in results])
+    fingerprint = f"{blocks.fingerprint}/{'+'.join(map(str, seeds))}"
+    return replace(results[0], count_BR=counts, ce_BR=losses, fingerprint=fingerprint)
 
 
 # Paper: Table 7
@@ -451,7 +435,7 @@ def compare(joined: Likelihood, first: Likelihood) -> dict[str, float] | None:
 
 
 def collect(
-    runs: Mapping[str, Loaded],
+    runs: Runs,
     sets: Sequence[TextSet],
     missing: Mapping[str, str],
     results: Sequence[tuple[Case, Sequence[Likelihood]]],
@@ -462,15 +446,14 @@ def collect(
     for text in sets:
         here = [(case, found) for case, found in results if case.text == text]
         joined = {case.run: join_seeds(found, case.blocks, seeds) for case, found in here}
-        about = {"name": text.name, "title": text.title, "files": text.files}
-        about["missing"] = missing.get(text.name)
-        summaries = {}
-        for case, found in here:
-            summaries[case.run] = summarize(found, joined[case.run])
+        summaries = {case.run: summarize(found, joined[case.run]) for case, found in here}
+        for case, _ in here:
             summaries[case.run]["is_own_text"] = own_family(runs[case.run], text)
             summaries[case.run]["data_fingerprint"] = case.blocks.fingerprint
         first, *others = joined or [""]
         differences = {name: compare(joined[name], joined[first]) for name in others}
+        about = {"name": text.name, "title": text.title, "files": text.files}
+        about |= {"missing": missing.get(text.name)}
         about_sets.append({**about, "results": summaries, "differences": differences})
     about_runs = [
         {"name": name, "run": run.folder.name, "step": run.step, "wraps_rows": run.is_wrapped}
@@ -574,20 +557,17 @@ def main(args: Sequence[str]) -> int:
     """Find the texts, choose the draws, measure, print and write."""
     options = parse_command(ZeroShotOptions, args, command="evaluate --suite zero-shot")
     _check(options)
+    return on_all_ranks(_measure, options, options.models, "zero-shot")
+
+
+def _measure(options: ZeroShotOptions, world: World, folder: Path) -> None:
     sets = parse_sets(options)
-    folder = results_folder(options.out, options.models, "zero-shot")
-    with all_ranks(options.device, folder) as (world, folder):
-        _measure(options, sets, world, folder)
-    return 0
-
-
-def _measure(options: ZeroShotOptions, sets: Sequence[TextSet], world: World, folder: Path) -> None:
     runs = {name: options.load(folder) for name, folder in by_folder(options.models).items()}
     for run in runs.values():
         check_run(run, options.eos)
     found, missing = load_blocks([*runs.values()], sets, options)
-    blocks = {name: [b.spread(options.blocks) for b in some] for name, some in found.items()}
-    cases = make_cases(runs, sets, blocks, options.batch_size, world)
+    blocks = {text: [b.spread(options.blocks) for b in some] for text, some in found.items()}
+    cases = make_cases(runs, blocks, batch_size=options.batch_size, world=world)
     pilot = choose_draws(cases, options)
     store = FileStore(folder / "blocks", ".npz", Likelihood.load, Likelihood.save)
     seeds = options.all_seeds

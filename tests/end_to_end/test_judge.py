@@ -44,7 +44,7 @@ BY_LENGTH = {"wins": 4, "losses": 3, "ties": 2, "unreadable": 0}
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch):
     set_key(monkeypatch)
-    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda key, attempt: 0.0)
+    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda attempt: 0.0)
 
 
 def write_lines(path, records):

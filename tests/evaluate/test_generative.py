@@ -27,6 +27,7 @@ from bellmask.evaluate.generative import (
 )
 from bellmask.evaluate.scorer import TextScore
 from bellmask.generate.settings import Sampling
+from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.progress import NO_PROGRESS
 
@@ -165,14 +166,13 @@ def test_rows_become_documents(zoo):
     row = np.array([bos, *b"ab", eos, *b"c", eos], dtype=np.int64)
     packed = load(zoo / "bell")
     wrapped, single = with_data(packed, wrap=True), with_data(packed, packing="unpacked")
-    assert cut_row(packed, row[1:])[1] == ["ab", "c", ""]
-    ids, documents = cut_row(wrapped, row)
-    assert documents == ["ab", "c", ""]
-    assert ids.tolist() == row.tolist(), "the entropy is that of the whole row"
-    ids, documents = cut_row(single, row[1:])
-    assert (documents, ids.tolist()) == (["ab"], [*b"ab"])
-    assert cut_row(single, np.array([eos, *b"ab"]))[1] == [""]
-    assert cut_row(packed, np.array([], dtype=np.int64))[1] == [""]
+    assert cut_row(packed, row[1:]).documents == ["ab", "c", ""]
+    sample = cut_row(wrapped, row)
+    assert sample.documents == ["ab", "c", ""]
+    assert sample.ids == row.tolist(), "the entropy is that of the whole row"
+    assert cut_row(single, row[1:]) == TextSample(["ab"], [*b"ab"])
+    assert cut_row(single, np.array([eos, *b"ab"])).documents == [""]
+    assert cut_row(packed, np.array([], dtype=np.int64)).documents == [""]
 
 
 def test_real_text_is_the_validation_blocks_in_groups(zoo):
@@ -193,19 +193,20 @@ def test_real_text_is_the_validation_blocks_in_groups(zoo):
 def test_where_there_is_no_nfe_to_choose(zoo):
     first = options(num=2, sampling=Sampling(rule="first_hitting", temperature=0.5))
     for name in ("bell", "arm"):
-        made = run_subject(name, load(zoo / name), first)
+        made = run_subject(name, load(zoo / name), first, World())
         assert made.settings == [None]
         assert made.draw(None, 0, NO_PROGRESS)[0].calls == 16
     with pytest.raises(UserError, match="--length 20"):
-        run_subject("sigma", load(zoo / "sigma_arm"), options(num=1, length=20))
+        run_subject("sigma", load(zoo / "sigma_arm"), options(num=1, length=20), World())
 
 
 def test_other_options_have_other_keys(zoo):
+    def key(run, **more):
+        return run_subject("bell", run, options(**{"num": 2, **more}), World()).key
+
     run = load(zoo / "bell")
     changes = [{"num": 3}, {"length": 8}, {"sampling": Sampling(temperature=0.9)}, {"num": 2}]
-    keys = {run_subject("bell", run, options(**{"num": 2, **more})).key for more in changes}
-    keys |= {run_subject("bell", other, options(num=2)).key for other in (load(zoo / "base"),)}
-    keys.add(run_subject("bell", with_data(run, wrap=True), options(num=2)).key)
+    keys = {key(run, **more) for more in changes}
+    keys |= {key(load(zoo / "base")), key(with_data(run, wrap=True))}
     assert len(keys) == 6
-    same = options(num=2, batch_size=1, scorer_batch_size=1, seed=9)
-    assert run_subject("bell", run, same).key in keys
+    assert key(run, batch_size=1, scorer_batch_size=1, seed=9) in keys

@@ -199,7 +199,7 @@ PAIRS = pairs_of(TASKS, [(word,) for word in WORDS], [(word,) for word in OTHERS
 @pytest.fixture
 def judge_at(monkeypatch, tmp_path):
     set_key(monkeypatch)
-    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda key, attempt: 0.0)
+    monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda attempt: 0.0)
 
     def build(server, **named):
         options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
@@ -331,14 +331,14 @@ def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
     again = LocalJudge(second, path)
     assert results(again.judge([more, *PAIRS])) == ["loss", *expected]
     assert all("request 99" in text for text in second.asked)
-    assert again.cautions(judged) == []
+    assert again.about(judged)[1] == []
 
 
 def test_cautions_of_likelihoods(tmp_path):
     """A context of "Question: request 7 Answer:" and three words."""
     judge = LocalJudge(Counting(is_merging=True, context=7), tmp_path / "l.jsonl")
     judged = judge.judge([*PAIRS, pair_of("x", "y", turns=["w " * 20])])
-    cut, inexact = judge.cautions(judged)
+    cut, inexact = judge.about(judged)[1]
     assert cut.startswith("2 of 9 pairs did not fit")
     assert inexact.startswith("In 8 of 9 pairs")
     assert (judged[-1].result, judged[-1].preference) == ("unreadable", None)

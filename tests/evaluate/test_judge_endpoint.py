@@ -62,8 +62,15 @@ def questions(count, **named):
 
 def connect(server, clock=None, budget=FREE, **named):
     clock = clock or Clock()
+
+    class Timed(Endpoint):
+        now = clock.now
+
+        def sleep(self, stop, seconds):
+            clock.sleep(seconds)
+
     options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
-    return closing(Endpoint(options, budget, sleep=clock.sleep, now=clock.now))
+    return closing(Timed(options, budget))
 
 
 def ask(*responses, request=None, **named):

@@ -132,7 +132,7 @@ def suite_of(tmp_path_factory):
     def make(*models, tasks=TASKS, limit=0, seeds=(0, 1)):
         folder = tmp_path_factory.mktemp("suite")
         named = {getattr(model, "mark", "one"): model for model in models}
-        return Suite(harness, named, loaded(*tasks), limit, seeds, folder)
+        return Suite(named, loaded(*tasks), limit, seeds, folder)
 
     return make
 
@@ -616,4 +616,4 @@ def test_rouge_by_hand(monkeypatch):
         assert list(rouge(written, gold).values()) == pytest.approx(percent)
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     with pytest.raises(UserError, match=r"bellmask\[eval\]"):
-        paper_suite.check_rouge()
+        paper_suite._check(paper_suite.PaperOptions(models=("bell",)))

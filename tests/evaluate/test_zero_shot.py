@@ -72,21 +72,24 @@ def test_noise_is_that_of_the_closed_form(draws):
     assert mask_noise(case, draws, 3, num_seeds=4) == pytest.approx(found[3] / 2)
 
 
-def test_the_fewest_draws_that_suffice_are_taken():
+def test_the_fewest_draws_that_suffice_are_taken(monkeypatch):
     case = rising_case(400)
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 4, 8, 16, 32))
     for draws in (2, 4, 8, 16):
         allowed = 1.4 * rising_noise(draws, 64, 400)  # twice the draws have half the noise
-        pilot = choose_draws([case], options(precision=allowed, seeds=1), (2, 4, 8, 16, 32))
+        pilot = choose_draws([case], options(precision=allowed, seeds=1))
         assert pilot.draws == draws
         assert pilot.noise < allowed
     assert choose_draws([case], options(precision=allowed, seeds=64)).draws == 2
-    out_of_reach = choose_draws([rising_case(16)], options(precision=1e-9), (2, 3))
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 3))
+    out_of_reach = choose_draws([rising_case(16)], options(precision=1e-9))
     assert out_of_reach.draws == 3
     assert "--blocks" in out_of_reach.reason
     assert "--blocks" not in pilot.reason
 
 
-def test_the_noisiest_case_decides_and_others_are_not_tried_again():
+def test_the_noisiest_case_decides_and_others_are_not_tried_again(monkeypatch):
+    monkeypatch.setattr(zero_shot, "LADDER", (2, 4, 8))
     calls = []
 
     def noting(name, blocks, **how):
@@ -97,7 +100,7 @@ def test_the_noisiest_case_decides_and_others_are_not_tried_again():
     cases = [rising_case(40_000, 16), rising_case(10, 16, "lm1b")]
     cases = [replace(case, evaluate=partial(noting, case.text.name)) for case in cases]
     allowed = 1.4 * rising_noise(4, 16, 10)
-    pilot = choose_draws(cases, options(precision=allowed, seeds=1), (2, 4, 8))
+    pilot = choose_draws(cases, options(precision=allowed, seeds=1))
     assert (pilot.draws, pilot.where) == (4, "LM1B, run")
     assert calls == [("ptb", 2)] * 2 + [("lm1b", 2)] * 2 + [("lm1b", 4)] * 2
 
@@ -171,7 +174,7 @@ def test_blocks_are_the_texts_cut_without_overlap(bell, news, eos, change):
         signs = (run.tokenizer.bos_id, run.tokenizer.eos_id)
         begin, last = (np.full(len(cut), sign) for sign in signs)
         cut = np.column_stack([begin, cut, last])
-    assert np.array_equal(np.asarray(found["ag_news"][0].tokens), cut)
+    assert np.array_equal(np.asarray(found[news][0].tokens), cut)
 
 
 def test_a_set_keeps_its_own_rules_and_the_run_its_own(bell):
@@ -205,7 +208,8 @@ def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
     assert [text.title for text in sets] == names
     found, missing = load_blocks([bell], sets, options())
     assert not missing
-    whole, *others = (found[name][0] for name in names)
+    assert [text.name for text in found] == names
+    whole, *others = (blocks[0] for blocks in found.values())
     assert bell.tokenizer.decode(whole.rows(slice(0, 1))[0].numpy()) == texts[0][:16]
     for blocks in others:  # each record is a document
         assert torch.equal(blocks.rows(slice(None)), others[0].rows(slice(None)))
@@ -213,7 +217,7 @@ def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
     (own,) = zero_shot.parse_sets(options(from_files=("my/set=in/*.txt",)))
     assert (own.title, own.files) == ("my/set", "in/*.txt")
     assert "my/set is not a named corpus" in capsys.readouterr().err
-    (case,) = make_cases({"bell": bell}, [own], {own.name: [whole]})
+    (case,) = make_cases({"bell": bell}, {own: [whole]})
     assert "/" not in case.key
     assert zero_shot.own_family(with_data(bell, train="in/*.txt"), own)
     assert not zero_shot.own_family(bell, own)
@@ -252,14 +256,15 @@ def test_missing_sets_are_all_named_before_any_is_read(bell, news, tmp_path, mon
         assert words in str(error.value)
     assert "Offline" not in str(error.value)
     found, missing = load_blocks([bell], sets, options(skip_missing=True))
-    assert (list(found), list(missing)) == (["ag_news"], ["ptb", "arxiv"])
+    assert (list(found), list(missing)) == ([news], ["ptb", "arxiv"])
     # one that turns out unreadable is missing too
     path = tmp_path / "papers.jsonl"
     path.write_text('{"body": "text"}\n' * 50, encoding="utf-8")
     text = TextSet("arxiv", str(path))
     with pytest.raises(UserError, match="'article'"):
         load_blocks([bell], [text, news], options(skip_missing=True))
-    assert load_blocks([bell], [replace(text, column="body")], options())[0]["arxiv"]
+    named = replace(text, column="body")
+    assert list(load_blocks([bell], [named], options())[0]) == [named]
 
 
 def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
@@ -267,9 +272,9 @@ def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
 ):
     runs = {"bell": bell, "arm": load(zoo / "arm")}
     found, _ = load_blocks(list(runs.values()), [news], options())
-    blocks = {"ag_news": [b.spread(8) for b in found["ag_news"]]}
+    blocks = {news: [b.spread(8) for b in found[news]]}
     sets, seeds, progress = [news, TextSet("ptb")], (1, 2), Counted()
-    cases = make_cases(runs, sets, blocks, batch_size=5)
+    cases = make_cases(runs, blocks, batch_size=5)
     assert [(case.run, case.is_exact) for case in cases] == [("bell", False), ("arm", True)]
     store = FileStore(tmp_path / "blocks", ".npz", Likelihood.load, Likelihood.save)
     first = [case.measure(2, seeds, store, progress) for case in cases]
@@ -296,7 +301,7 @@ def test_a_stored_evaluation_is_not_made_again_and_exact_ones_stay_paired(
 def test_a_key_names_what_decides_a_measurement(bell, zoo):
     runs = [bell, load(zoo / "base"), with_data(bell, document_attention=True)]
     keys = {
-        make_cases({"run": run}, [text], {text.name: [rows(count, 16)]})[0].key
+        make_cases({"run": run}, {text: [rows(count, 16)]})[0].key
         for run, count in zip([*runs, bell], (4, 4, 4, 5))
         for text in (TextSet("ptb"), TextSet("lm1b"))
     }
