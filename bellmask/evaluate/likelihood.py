@@ -38,7 +38,7 @@ from bellmask.data.corpora import CORPORA
 from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.diffusion.progress import RATES
-from bellmask.evaluate.suite import write_results
+from bellmask.evaluate.suite import on_all_ranks, write_results
 from bellmask.model.attention import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
@@ -819,14 +819,20 @@ def main(args: Sequence[str]) -> int:
         return import_module(look_up("suite", suite[-1], SUITES)).main(rest)
     options = parse_command(EvaluateOptions, rest, command="evaluate")
     check_least(options, draws=1, batch_size=1, blocks=0)
+    name = Path(options.data).stem if options.data else None
+    place = "-".join(filter(None, ["evaluation", name, options.split]))
+    return on_all_ranks(_measure, options, [options.run], place)
 
+
+def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
     loaded = options.load(options.run)
     with announced("preparing text"):
         train, valid = _blocks(loaded, options.data, options.split)
     blocks = valid.spread(options.blocks).starting_at(loaded.model.first_maskable)
     how: dict[str, Any] = {"seed": options.seed, "batch_size": options.batch_size}
     with progress_bar("evaluating", "blocks", len(blocks)) as progress:
-        result = evaluate_run(loaded, blocks, draws=options.draws, progress=progress, **how)
+        more = {"draws": options.draws, "world": world, "progress": progress}
+        result = evaluate_run(loaded, blocks, **more, **how)
     length = blocks.block_length
     ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
     first = blocks.slice(0, min(512, len(blocks)))
@@ -847,11 +853,7 @@ def main(args: Sequence[str]) -> int:
         "context_curve": [asdict(point) for point in binned_curve(result)],
         "exact_contexts": [asdict(point) for point in exact],
     }
-    name = Path(options.data).stem if options.data else None
-    place = "-".join(filter(None, ["evaluation", name, options.split]))
-    folder = Path(options.out) if options.out else loaded.folder / place
     _write(report, folder)
     result.save(folder / "blocks.npz")
     _show(report)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")
-    return 0

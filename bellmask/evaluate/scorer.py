@@ -509,8 +509,8 @@ class Scorer:
 
     def _best_guesses(self, problem: Problem, mask: Tensor | None) -> Tensor:
         """[N, 2]: log-probability of the likeliest token, is it the target's."""
-        logits_NV = problem.logits(self.run.model, self.run.device, mask).float().cpu()
-        sure_N, best_N = logits_NV.log_softmax(1).max(1)
+        logits_NV = problem.logits(self.run.model, self.run.device, mask).float()
+        sure_N, best_N = torch.stack(logits_NV.log_softmax(1).max(1)).cpu()
         return torch.stack([sure_N, (best_N == problem.targets_N).float()], dim=1)
 
     def _problem(self, rows: Sequence[Pass]) -> tuple[Problem, Tensor | None]:

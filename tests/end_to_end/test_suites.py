@@ -133,6 +133,7 @@ def test_paper_leaves_out_missing_tasks_if_asked_and_without_text_the_unigram(zo
 
 
 SHARED = {
+    "evaluate": "--draws 2 --blocks 9 --batch-size 2",
     "zero-shot": "{zoo}/arm --suite zero-shot --draws 2 --seeds 1 --blocks 10 --corpora ptb "
     "--from ptb={here}/ptb.txt",
     "generative": "--suite generative --nfe 4 --seeds 1 --scorer {zoo}/arm --num 5",
