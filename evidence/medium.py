@@ -19,7 +19,8 @@ from analyses import ANALYSES
 from findings import far_tokens_matter_less, gradients_add_up
 from pages import Judged, picture, read_comparisons, read_result, write_result
 from perplexities import SCORERS, keep_result, run_or_skip
-from suites import ARM, HEADLINE, MEDIUM, ROOT, joined, measure_suites, variants_table
+from records import folders
+from suites import ARM, HEADLINE, MEDIUM, ROOT, measure_suites, variants_table
 from why import SHOWN, TITLES
 
 from bellmask import load_run
@@ -45,20 +46,34 @@ LEAST_WORDS = 5
 def measure_medium(
     config: RunConfig, texts: Sequence[str], columns: Sequence[str], jobs: int
 ) -> bool:
-    """Train, then look at seed 1; False when something had to be left out."""
-    is_whole = measure_suites({MEDIUM: config}, jobs)
-    runs = named_runs(config, jobs)
-    measure_samples({name: runs[name] for name in VARIANTS})
-    measure_analyses(config, runs)
-    is_whole &= measure_perplexities(runs, texts, columns)
+    """Train, and look at seed 1 while its weights are here; False when something is left out."""
+    is_whole = True
+    if any(read_result(name) is None for name in looks(config)):
+        runs = named_runs(config, jobs)
+        measure_samples({name: runs[name] for name in VARIANTS})
+        measure_analyses(config, runs)
+        is_whole = measure_perplexities(runs, texts, columns)
+    is_whole &= measure_suites({MEDIUM: config}, jobs)
     return is_whole & measure_suites(sentence_settings(config), jobs)
+
+
+def looks(config: RunConfig) -> list[str]:
+    """What needs the weights of seed 1, by the names of the results."""
+    scored = [f"generative-medium-{scorer}" for scorer in SCORERS]
+    return [
+        "medium-samples",
+        *(stem for _, stem, _ in analyses(config)),
+        "zero-shot-medium",
+        *scored,
+    ]
 
 
 def named_runs(config: RunConfig, jobs: int) -> dict[str, Path]:
     """Seed 1 of each variant and the ARM, under names that tables can show."""
     options = TrainingOptions(jobs=jobs, runs=str(ROOT / "runs"))
     planned = plan_runs(for_comparison(config), parse_variants([*VARIANTS, ARM]), options)
-    execute(planned, options)
+    folders(MEDIUM, planned, options, ROOT / "records")  # so that they are recorded at once
+    execute(planned, options)  # records have no weights
     folder = ROOT / "medium-seed1"
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
@@ -207,7 +222,7 @@ not listed has not been measured yet.
 
 def medium_page() -> list[str]:
     lines = [INTRODUCTION]
-    if found := joined(read_comparisons(MEDIUM)):
+    if found := read_comparisons(MEDIUM):
         lines += [
             "## Variants",
             "",

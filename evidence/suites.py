@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,21 +23,31 @@ from pages import (
     trimmed,
     write_result,
 )
+from records import folders
 
-from bellmask.compare.compare import compare
-from bellmask.compare.execute import TrainingOptions
+from bellmask.compare.execute import TrainingOptions, execute, for_comparison, plan_runs
 from bellmask.compare.report import curves_figure, show_speed_up
-from bellmask.compare.results import Curve, over_seeds, ratio_over_seeds, speed_up
+from bellmask.compare.results import (
+    Curve,
+    Entry,
+    ratio_over_seeds,
+    read_run,
+    speed_up,
+    summarize,
+)
 from bellmask.compare.variants import SUITES, parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import medium, small
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import without_nan
 from bellmask.utils.stats import Estimate
 from bellmask.utils.table import Table
 
 ROOT = Path("runs/evidence")
 MEDIUM, HEADLINE, ARM = "medium", "headline", "arm"
 MEDIUM_SEEDS, ABLATION_SEEDS = 3, 5
+LONG = (MEDIUM, "sentences", "sentences_unpacked")
+"""Runs that are recorded, because one machine may not finish all of them."""
 TEXTS = {
     MEDIUM: "clean enwik8, test split",
     "sentences": "its sentences, packed",
@@ -76,11 +85,12 @@ def settings(lm1b: str | None) -> dict[str, RunConfig]:
 
 def comparisons(setting: str) -> Iterator[tuple[str, list[str], range]]:
     """(name, variants, seeds): the headline first, then the suites."""
-    if setting == MEDIUM:  # an hour per run: every seed is a result of its own, joined when read
-        yield f"{HEADLINE}-seed1", ["base", "bell", "fast"], range(1, 2)
-        yield ARM, ["base", "base+conv", ARM, f"{ARM}+conv"], range(1, 2)
-        for seed in range(2, MEDIUM_SEEDS + 1):
-            yield f"{HEADLINE}-seed{seed}", ["base", "bell", "fast"], range(seed, seed + 1)
+    if setting == MEDIUM:  # an hour per run: a seed at a time; later seeds join the earlier ones
+        yield HEADLINE, ["base", "bell", "fast"], range(1, 2)
+        yield ARM, ["base", ARM], range(1, 2)
+        yield "convolution", ["base", "base+conv", ARM, f"{ARM}+conv"], range(1, 2)
+        for last in range(2, MEDIUM_SEEDS + 1):
+            yield HEADLINE, ["base", "bell", "fast"], range(1, last + 1)
         return
     if setting.startswith("sentences"):
         yield HEADLINE, ["base", "bell"], range(1, 2)
@@ -97,43 +107,31 @@ def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
     is_complete = True
     for setting, config in chosen.items():
         for name, variants, seeds in comparisons(setting):
-            print(f"== {setting}: {name}", flush=True)
+            print(f"== {setting}: {name}, {len(seeds)} seed(s)", flush=True)
             try:
-                results = compare(
-                    replace(config, train=replace(config.train, seed=seeds[0])),
-                    parse_variants(variants),
-                    TrainingOptions(seeds=len(seeds), jobs=jobs, runs=str(ROOT / "runs")),
-                    reference=variants[0],
-                    out=ROOT / f"{setting}-{name}",
-                )
+                results = trimmed(measure(setting, config, variants, seeds, jobs))
             except UserError as error:
                 print(f"left out: {error}", file=sys.stderr)
                 is_complete = False
                 continue
-            write_result(f"{setting}-{name}", trimmed(results))
+            write_result(f"{setting}-{name}", results)
     return is_complete
 
 
-def joined(found: Comparisons) -> Comparisons:
-    """Comparisons of single seeds, NAME-seedN, as one."""
-    whole: dict[str, dict[str, Any]] = {}
-    for name, results in found.items():
-        stem, _, _ = name.partition("-seed")
-        if stem not in whole:
-            whole[stem] = deepcopy(dict(results))
-            continue
-        whole[stem]["seeds"] += results["seeds"]
-        for label, variant in whole[stem]["variants"].items():
-            other = results["variants"][label]
-            variant["runs"] += other["runs"]
-            variant["nll"] = float(np.mean([run["nll"][-1] for run in variant["runs"]]))
-            if "comparison" in variant:
-                parts = [variant["comparison"], other["comparison"]]
-                seeds = [one for part in parts for one in part["per_seed"]]
-                gaps = [(gap, part["gap_se"]) for part in parts for gap in part["gaps"]]
-                is_timed = all(part["time_speed_up"] for part in parts)
-                variant["comparison"] |= over_seeds(seeds, gaps, with_time=is_timed)
-    return whole
+def measure(
+    setting: str, config: RunConfig, variants: Sequence[str], seeds: range, jobs: int
+) -> dict[str, Any]:
+    """Train what is missing, and compare."""
+    first = replace(config, train=replace(config.train, seed=seeds[0]))
+    options = TrainingOptions(seeds=len(seeds), jobs=jobs, runs=str(ROOT / "runs"))
+    planned = plan_runs(for_comparison(first), parse_variants(variants), options)
+    if setting in LONG:
+        places = folders(setting, planned, options, ROOT / "records")
+    else:
+        execute(planned, options)
+        places = [run.folder for run in planned]
+    entries = [Entry(run.variant, "", read_run(at)) for run, at in zip(planned, places)]
+    return without_nan(summarize(entries, variants[0]))
 
 
 # Verdicts
@@ -141,7 +139,7 @@ def joined(found: Comparisons) -> Comparisons:
 
 def load() -> dict[str, Comparisons]:
     """By setting, those with a headline, which comes first."""
-    found = {setting: joined(read_comparisons(setting)) for setting in TEXTS}
+    found = {setting: read_comparisons(setting) for setting in TEXTS}
     return {s: {HEADLINE: r[HEADLINE], **r} for s, r in found.items() if HEADLINE in r}
 
 

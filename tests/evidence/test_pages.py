@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import math
 import shutil
@@ -85,31 +84,6 @@ def test_speed_ups_at_several_targets(larger):
     assert [row[2] for row in rows] == ["2.00x (2.00 to 2.00)"] * 4
     # at 25 % fast was there by step 125, before its first evaluation
     assert [row[3] for row in rows] == ["≥ 12.50x |"] + ["20.00x (20.00 to 20.00) |"] * 3
-
-
-def test_seeds_that_were_measured_one_by_one_are_joined(larger):
-    whole = pages.read_comparisons("wikitext2")["headline"]
-
-    def alone(seed):
-        part = copy.deepcopy(whole) | {"seeds": [seed]}
-        for variant in part["variants"].values():
-            variant["runs"] = [one for one in variant["runs"] if one["seed"] == seed]
-            variant["nll"] = variant["runs"][0]["nll"][-1]
-        compared = part["variants"]["bell"]["comparison"]
-        for key in ("per_seed", "gaps"):
-            compared[key] = compared[key][seed - 1 : seed]
-        return part
-
-    found = suites.joined({f"headline-seed{seed}": alone(seed) for seed in (1, 2, 3)})["headline"]
-    assert found["seeds"] == [1, 2, 3]
-    for name, variant in whole["variants"].items():
-        assert found["variants"][name]["runs"] == variant["runs"]
-        assert found["variants"][name]["nll"] == pytest.approx(variant["nll"], rel=1e-5)
-    there, here = (one["variants"]["bell"]["comparison"] for one in (whole, found))
-    for key in ("per_seed", "gaps", "num_seeds", "num_reached"):
-        assert here[key] == there[key]
-    assert here["speed_up"] == pytest.approx(there["speed_up"], rel=1e-4)
-    assert here["gap_se_over_seeds"] == pytest.approx(there["gap_se_over_seeds"], rel=1e-4)
 
 
 def test_a_target_that_is_not_reached_has_no_number(larger):
