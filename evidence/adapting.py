@@ -146,7 +146,7 @@ def measure_adapting(stories: str | None, text: str | None) -> bool:
 
 TITLES = {
     "stories": "stories260K (260K parameters, Llama) on TinyStories",
-    "smollm2": "SmolLM2-135M on WikiText-2",
+    "smollm2": "SmolLM2-135M-Instruct (4-bit weights, converted) on WikiText-2",
 }
 
 

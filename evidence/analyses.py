@@ -37,8 +37,7 @@ STAGES = (100, 300, 1000)
 ANALYSES: dict[str, Analysis] = {
     **{f"{a.name}": a for a in (INEFFICIENT_MASKS, TIME_LAWS, SCHEDULES)},
     **{
-        f"{text}-{a.name}": a
-        for text in ("wikitext2", "lm1b")
+        f"wikitext2-{a.name}": a
         for a in (ORDERS, CONTEXT_CURVE, CONTEXT_DROP, GRADIENT_RADIUS, GRADIENT_ADDITIVITY)
     },
     "wikitext2-estimators": ESTIMATORS,
@@ -104,27 +103,26 @@ def analyze_theory() -> None:
         keep(name, ANALYSES[name].options())
 
 
-def analyze_text(setting: str, config: RunConfig, jobs: int) -> None:
+def analyze_text(config: RunConfig, jobs: int) -> None:
     """Fig. 3 and Tables 1 and 2 on base, bell and ARM."""
     config = on_text(config)
     base, bell, arm = trained(config, ["base", "bell", "arm"], jobs=jobs)
     stages = (*STAGES, config.train.steps)
-    for name in (f"{setting}-context-curve", f"{setting}-context-drop"):
+    for name in ("wikitext2-context-curve", "wikitext2-context-drop"):
         options = ANALYSES[name].options
         keep(name, options(runs=(base, bell, arm), checkpoints=stages, blocks=1024, bins=12))
-    for name in (f"{setting}-gradient-radius", f"{setting}-gradient-additivity"):
+    for name in ("wikitext2-gradient-radius", "wikitext2-gradient-additivity"):
         keep(name, ANALYSES[name].options(runs=(base,), draws=256))
-    if f"{setting}-estimators" in ANALYSES:
-        keep(f"{setting}-estimators", ESTIMATORS.options(runs=(base, bell), repeats=100))
+    keep("wikitext2-estimators", ESTIMATORS.options(runs=(base, bell), repeats=100))
 
 
-def analyze_orders(name: str, config: RunConfig, jobs: int) -> None:
+def analyze_orders(config: RunConfig, jobs: int) -> None:
     """Fig. 2: one ARM, five orders of sigma-ARM, AoARM; both encodings."""
     single = ["base", "arm", "aoarm", "aoarm+crossed"]
     runs = trained(config, single, jobs=jobs)
     sigma = ["sigma_arm", "sigma_arm+crossed"]
     runs += trained(config, sigma, seeds=SEEDS_OF_SIGMA, jobs=jobs)
-    keep(name, ORDERS.options(runs=tuple(runs)))
+    keep("wikitext2-orders", ORDERS.options(runs=tuple(runs)))
 
 
 def analyze_toys(jobs: int) -> None:
@@ -138,18 +136,14 @@ def analyze_toys(jobs: int) -> None:
         keep(f"{toy.replace(':', '')}-decompose", options)
 
 
-def analyze_everything(settings: dict[str, RunConfig], jobs: int) -> bool:
-    """All analyses; False when a text had to be left out. Unpacked rows are not looked at."""
+def analyze_everything(config: RunConfig, jobs: int) -> bool:
+    """All analyses; False when the text had to be left out."""
     analyze_theory()
     analyze_toys(jobs)
-    is_whole = True
-    for setting, config in settings.items():
-        if f"{setting}-orders" not in ANALYSES:
-            continue
-        try:
-            analyze_text(setting, config, jobs)
-            analyze_orders(f"{setting}-orders", for_orders(config), jobs)
-        except UserError as error:
-            print(f"left out: {error}", file=sys.stderr)
-            is_whole = False
-    return is_whole
+    try:
+        analyze_text(config, jobs)
+        analyze_orders(for_orders(config), jobs)
+    except UserError as error:
+        print(f"left out: {error}", file=sys.stderr)
+        return False
+    return True

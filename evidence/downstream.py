@@ -226,7 +226,7 @@ NOTE = [
     "260K parameters trained on children's stories is near chance on most tasks: the table shows",
     "that the suite works, and how large a difference must be to be significant. There is one",
     "training run per row; errors are over questions, not over training seeds. With this many",
-    "numbers, one in forty exceeds 1.96 errors by chance. Every score of every task is in",
+    "numbers, one in twenty exceeds 1.96 errors by chance. Every score of every task is in",
     "`docs/results/downstream-cpt.json` and `docs/results/downstream-sft.json`.",
 ]
 SAVINGS_NOTE = [

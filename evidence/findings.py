@@ -71,7 +71,9 @@ def arm_is_ahead(other: str) -> Callable[[Numbers], Verdict]:
     def judge(numbers: Numbers) -> Verdict:
         gap = _final(numbers, other) - _final(numbers, "arm")
         error = math.hypot(_error(numbers, other), _error(numbers, "arm"))
-        return Verdict(_word(gap, error), f"{gap:+.2f} ± {error:.2f}")
+        share = progress(numbers, other)
+        word = _word(gap, error) if share >= LEAST_PROGRESS else INCONCLUSIVE
+        return Verdict(word, f"{gap:+.2f} ± {error:.2f}, progress {share:.0%}")
 
     return judge
 

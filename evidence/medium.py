@@ -215,8 +215,8 @@ INTRODUCTION = """# Larger runs: clean enwik8 at `medium`
 
 4 layers of width 128, blocks of 128 tokens of a 2048-token BPE, 10,000 steps of batch 32: 41M
 tokens, about an hour per run on one core. The learning rate (1.5e-3) is the best of four for the
-base, on validation text; everything here is of the test split. NLLs are in nats per token. What is
-not listed has not been measured yet.
+base on validation text, judged by their first 1,600 to 2,500 steps; everything here is of the test
+split. NLLs are in nats per token. What is not listed has not been measured yet.
 """
 
 

@@ -1,6 +1,6 @@
 """Train and measure what docs/results.md is made of: resumable, on two CPU cores.
 
-usage: python evidence/run.py [--parts PART ...] [--settings NAME ...] [--jobs N] [--dry-run]
+usage: python evidence/run.py [--parts PART ...] [--jobs N] [--dry-run]
                               [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
                               [--stories MODEL --stories-text FILE] [--benchmarks FOLDER]
 
@@ -20,13 +20,13 @@ from analyses import analyze_everything
 from downstream import measure_downstream
 from medium import measure_medium
 from perplexities import measure_perplexities
-from suites import MEDIUM, TEXTS, measure_suites, settings
+from suites import MEDIUM, WIKITEXT, measure_suites, settings
 from tuning import measure_tuning
 from write import write_pages
 
 HOURS = {
     "medium": 10.0,
-    "suites": 6.0,
+    "suites": 2.0,
     "analyses": 1.5,
     "perplexities": 1.0,
     "adapting": 1.5,
@@ -36,11 +36,10 @@ HOURS = {
 """About how long each part takes on two cores, in the order in which they run.
 
 suites and adapting: half the sum of the runs' `seconds` in docs/results/*.json (two run at a time),
-with the suites that LM1B still lacks at WikiText-2's times, and a third more for validation.
-medium: fourteen runs of about an hour, as the preset says, and what is measured of them. tuning:
-240 runs of under a minute each, and their probes. analyses, perplexities and downstream were not
-timed: their steps at the time per step of the runs of that size in those files, rounded up for the
-measurements.
+and a third more for validation. medium: sixteen runs of about an hour, as the preset says, and what
+is measured of them. tuning: 240 runs of under a minute each, and their probes. analyses,
+perplexities and downstream were not timed: their steps at the time per step of the runs of that
+size in those files, rounded up for the measurements.
 """
 
 
@@ -56,13 +55,11 @@ def announce(parts: list[str]) -> None:
 
 def main() -> int:
     """Train, measure, write; 1 when something had to be left out."""
-    texts = [name for name in TEXTS if name in settings(None) and name != MEDIUM]
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=HOURS, default=list(HOURS))
     parser.add_argument("--dry-run", action="store_true", help="only print what would run")
-    parser.add_argument("--settings", nargs="+", choices=texts, default=texts)
     parser.add_argument("--jobs", type=int, default=2, help="runs trained in parallel")
-    parser.add_argument("--lm1b", help="local LM1B files (path or quoted glob) instead of the hub")
+    parser.add_argument("--lm1b", help="local LM1B files for tuning, instead of the hub")
     parser.add_argument(
         "--texts", nargs="+", default=[], metavar="NAME=PATH", help="zero-shot sets in local files"
     )
@@ -77,18 +74,12 @@ def main() -> int:
     announce(parts)
     if given.dry_run:
         return 0
-    configs = settings(given.lm1b)
-    chosen = {name: configs[name] for name in texts if name in given.settings}
+    configs, more = settings(), (given.texts, given.columns, given.jobs)
     run = {
-        "medium": lambda: measure_medium(configs[MEDIUM], given.texts, given.columns, given.jobs),
-        "suites": lambda: measure_suites(chosen, given.jobs),
-        "analyses": lambda: analyze_everything(chosen, given.jobs),
-        "perplexities": lambda: (
-            "wikitext2" not in chosen
-            or measure_perplexities(
-                "wikitext2", chosen["wikitext2"], given.texts, given.columns, given.jobs
-            )
-        ),
+        "medium": lambda: measure_medium(configs[MEDIUM], *more),
+        "suites": lambda: measure_suites({WIKITEXT: configs[WIKITEXT]}, given.jobs),
+        "analyses": lambda: analyze_everything(configs[WIKITEXT], given.jobs),
+        "perplexities": lambda: measure_perplexities(configs[WIKITEXT], *more),
         "adapting": lambda: measure_adapting(given.stories, given.stories_text),
         "downstream": lambda: measure_downstream(
             given.stories, given.stories_text, given.benchmarks

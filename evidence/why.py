@@ -9,7 +9,6 @@ from analyses import ANALYSES, TOYS
 from findings import STATEMENTS, TOY_STATEMENTS, Statement
 from pages import Judged, Verdict, picture, read_result, worst
 
-TEXTS = {"wikitext2": "WikiText-2", "lm1b": "LM1B, packed"}
 TITLES = {
     "orders": "Fig. 2: orders of generation",
     "context-curve": "Fig. 3, left: NLL by observed tokens",
@@ -61,14 +60,11 @@ def _load(name: str) -> dict[str, Any] | None:
 
 
 def judge_findings() -> list[Judged]:
-    """Every statement on each text that was analyzed; toys together."""
+    """Every statement on WikiText-2; toys together."""
     rows = []
     for statement in STATEMENTS:
-        for text, title in TEXTS.items():
-            if numbers := _load(f"{text}-{statement.analysis}"):
-                where = "" if text == "wikitext2" else f" ({title})"
-                verdict = statement.judge(numbers)
-                rows.append(Judged(statement.text + where, statement.paper, verdict))
+        if numbers := _load(f"wikitext2-{statement.analysis}"):
+            rows.append(Judged(statement.text, statement.paper, statement.judge(numbers)))
     return rows + [row for statement in TOY_STATEMENTS for row in _on_toys(statement)]
 
 
@@ -89,7 +85,8 @@ def analyses_page() -> list[str]:
         if (numbers := _load(name)) is None:
             continue
         where = name.removesuffix(analysis.name).strip("-")
-        title = TITLES[analysis.name] + (f" ({TEXTS.get(where, where)})" if where else "")
+        where = "WikiText-2" if where == "wikitext2" else where
+        title = TITLES[analysis.name] + (f" ({where})" if where else "")
         lines += [f"## {title}", ""]
         lines += picture(title, f"analysis-{name}", partial(analysis.figure, numbers))
         wanted = SHOWN.get(analysis.name)

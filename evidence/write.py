@@ -11,12 +11,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
 from adapting import adapting_page, judge_adapting
-from claims import CLAIMS
 from downstream import downstream_page, judge_downstream
 from medium import judge_medium, medium_page
 from pages import AGREES, DISAGREES, INCONCLUSIVE, Judged
 from perplexities import judge_perplexities, perplexities_page
 from suites import (
+    ARM,
     HEADLINE,
     TEXTS,
     headline_figure,
@@ -74,13 +74,13 @@ gets the worst of their verdicts. Claims of equality, stability and additivity h
 defined in `evidence/claims.py` and `evidence/findings.py`. Unless the row says otherwise, numbers
 are differences of final NLLs in nats per token on WikiText-2. Each heading links to the details.
 """
-NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B and OpenWebText (1.78x) in
-  full. The presets `lm1b`, `lm1b_unpacked` and `owt` exist, but have not been run on a GPU.
+NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B (3.86x packed, 2.32x
+  unpacked) and OpenWebText (1.78x). The presets `lm1b`, `lm1b_unpacked` and `owt` exist, but have
+  not been run on a GPU.
 - Table 4 on GPT-2 Large. The models here are too small for most of the benchmarks.
 - Table 5, win rates judged by GPT-4o: [the judge](evaluating.md#judges-the-papers-table-5) was
   only tested with a mock endpoint.
 - Wall-clock time, because two runs shared the cores; see [performance](performance.md).
-- Training noise of the ablations, which have one seed each.
 """
 LINKS = """- Every number: `docs/results/*.json`. `make evidence` repeats the measurements
   (hours; `make evidence DRY=1` estimates how many), `python evidence/write.py` writes these pages.
@@ -96,7 +96,7 @@ def results_page() -> list[str]:
     lines = [HEAD, headline_table(), HEADLINE_NOTE]
     lines += [f"![{title}: base and bell](figures/{figure}.png)", "", *targets_table()]
     lines += ["## Verdicts", "", *verdict_table(), "## What is not shown", ""]
-    lines += [NOT_SHOWN.rstrip(), *not_run(), "", "## Details", ""]
+    lines += [NOT_SHOWN.rstrip(), *few_seeds(), "", "## Details", ""]
     lines += [f"- [{page.title}](results/{name}.md)" for name, page in PAGES.items()]
     return [*lines, LINKS]
 
@@ -118,15 +118,17 @@ def verdict_table() -> list[str]:
     return [*lines, ""]
 
 
-def not_run() -> list[str]:
-    """Suites that were not run on a text."""
+def few_seeds() -> list[str]:
+    """Comparisons whose verdicts do not rest on seeds of their own, by text."""
     lines = []
-    wanted = dict.fromkeys(claim.suite for claim in CLAIMS)
-    found = load()
-    for setting, title in TEXTS.items():
-        if setting in ("wikitext2", "lm1b", "lm1b_unpacked"):
-            missing = [name for name in wanted if name not in found.get(setting, {})]
-            lines += [f"- {title}: not run: {', '.join(missing)}."] if missing else []
+    for setting, comparisons in load().items():
+        single = [
+            name
+            for name, results in comparisons.items()
+            if len(results["seeds"]) == 1 and name != ARM
+        ]
+        if single:
+            lines.append(f"- {TEXTS[setting]}: training noise of {', '.join(single)} (one seed).")
     return lines
 
 

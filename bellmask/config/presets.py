@@ -80,7 +80,7 @@ def cpt() -> RunConfig:
     """Adapts your causal LM of up to a billion parameters to a masked model, on one GPU."""
     sample = "hub:HuggingFaceFW/fineweb-edu:sample-10BT"  # this reads an eighth of it, cpt_7b half
     return RunConfig(
-        data=opt.DataOptions(train=sample, block_length=512, valid_fraction=0.001),
+        data=opt.DataOptions(train=sample, block_length=512),
         start=opt.StartOptions(model="smollm2", anneal_steps=1000),
         optim=opt.OptimOptions(lr=3e-4, warmup_steps=500, curve="cosine", ema=0.0),
         train=opt.TrainOptions(steps=20_000, batch_size=128, compile=None),

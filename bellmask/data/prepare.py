@@ -319,9 +319,9 @@ def describe_blocks(config: RunConfig, data: LoadedData) -> dict[str, Any]:
     if config.sft.train is not None:
         # roles were marked: by the template in all rows, or in at least half of them
         is_mostly_chat = 2 * data.counts.get(IN_CONVERSATIONS, 0) >= data.counts["rows"]
-        template = config.sft.template
+        template = {"auto": is_mostly_chat, "plain": False}
         sizes = data.train.num_maskable(slice(0, RESPONSES_LOOKED_AT)).float()
-        about["has_turns"] = is_mostly_chat if template == "auto" else template == "chat"
+        about["has_turns"] = template.get(config.sft.template, True)
         about["response_tokens"] = int(sizes.quantile(0.9, interpolation="higher"))
     return about
 

@@ -571,7 +571,7 @@ class RunSide:
         self._sampling = self._answerer.sampling(asked)
         self._length = self._answerer.check_length(length)
         # everything that determines an answer, except seed and task
-        form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.knows_turns]
+        form = [run.config.sft.template, self._answerer.is_tuned, self._answerer.marks_roles]
         rows = [run.config.data.block_length, self._length]
         decides = [run_fingerprint(run), form, rows, asdict(self._sampling)]
         self.fingerprint = content_key(FORMAT, decides)
@@ -617,7 +617,7 @@ class RunSide:
         said: list[Message] = []
         for asked, answer in zip(task.turns, self._said(seed, task, turn)):
             said += [Message("user", asked), Message("assistant", answer)]
-        is_conversation = self._answerer.knows_turns or turn > 0
+        is_conversation = self._answerer.marks_roles or turn > 0
         return Question((*said, Message("user", task.turns[turn])), is_conversation)
 
     def _key(self, seed: int, task: JudgeTask, turn: int) -> str:

@@ -248,7 +248,7 @@ class BellmaskLM(LM):
         if not answerer.is_tuned:
             return maker.encode(context), maker.encode(response_after(context, continuation))
         messages = (Message("user", sanitize(context)),)
-        parts = answerer.encoder.template.parts(messages, answerer.knows_turns)
+        parts = answerer.encoder.template.parts(messages, answerer.marks_roles)
         before = tuple(answerer.encoder.encode([parts])[0].tolist())
         return before, maker.encode(response_after(join(parts), continuation))
 

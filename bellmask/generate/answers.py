@@ -83,9 +83,14 @@ class Answerer:
         return self.run.config.sft.train is not None
 
     @cached_property
-    def knows_turns(self) -> bool:
-        """The run was fine-tuned on conversations, so that earlier turns belong to the prompt."""
+    def marks_roles(self) -> bool:
+        """The run was fine-tuned on conversations, or on single prompts written like them."""
         return bool(read_description(self.run.folder).get("has_turns"))
+
+    @property
+    def knows_turns(self) -> bool:
+        """It was fine-tuned on later turns too, so that earlier ones belong to the prompt."""
+        return self.marks_roles and self.run.config.sft.turns == "all"
 
     @cached_property
     def length(self) -> int:
@@ -121,7 +126,7 @@ class Answerer:
         said = [replace(message, text=sanitize(message.text)) for message in question.messages]
         if not self.is_tuned and len(said) == 1:
             return self.run.tokenizer.encode(said[0].text)
-        return self.encoder.encode_one(said, question.is_conversation or self.knows_turns)
+        return self.encoder.encode_one(said, question.is_conversation or self.marks_roles)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The settings, with :data:`ANSWER_STEPS` as the default number of steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import product
 
@@ -156,7 +157,13 @@ def test_causal_runs_continue_one_at_a_time(name, zoo):
 
 @pytest.mark.parametrize(
     ("template", "talks", "is_known"),
-    [("auto", 3, False), ("auto", 9, True), ("plain", 8, False), ("chat", 0, True)],
+    [
+        ("auto", 3, False),
+        ("auto", 9, True),
+        ("plain", 8, False),
+        ("chat", 0, True),
+        ("vicuna", 0, True),
+    ],
 )
 def test_a_run_remembers_whether_roles_were_marked(
     monkeypatch, small_config, template, talks, is_known
@@ -169,6 +176,21 @@ def test_a_run_remembers_whether_roles_were_marked(
     data = load_inputs(config, BYTES)
     about = describe_blocks(config, data)
     assert (about["has_turns"], about["response_tokens"]) == (is_known, 8)
+
+
+@pytest.mark.parametrize(
+    ("has_turns", "turns", "remembers"),
+    [(True, "all", True), (True, "first", False), (False, "all", False)],
+)
+def test_only_runs_trained_on_later_turns_remember(zoo, tmp_path, has_turns, turns, remembers):
+    folder = tuned(zoo / "bell", tmp_path / "run", has_turns)
+    config = json.loads((folder / "config.json").read_text())
+    config["sft"]["turns"] = turns
+    (folder / "config.json").write_text(json.dumps(config))
+    tuned_run = Answerer(load_run(folder))
+    assert Talk(tuned_run, ChatOptions(run="")).has_memory == remembers
+    marked, _ = tuned_run.row(Question((Message("user", "a"),), is_conversation=True))
+    assert torch.equal(tuned_run.row(Question.plain("a"))[0], marked) == has_turns
 
 
 def test_a_talk_remembers_what_was_said_where_it_should(answerer):
