@@ -305,7 +305,7 @@ class TrainOptions:
     random_length_fraction: float = option(0.0, not_with="sft.train", at_least=0, at_most=1)
     """Fraction of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on GPUs that support it, else float32."""
+    """auto: bfloat16 on CUDA GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
     """auto (the first available of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
     float32, one process."""
