@@ -35,7 +35,7 @@ from bellmask.report.page import html_page, page_text
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder, open_runs
 from bellmask.utils.console import visible, visible_lines
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, refuse
 from bellmask.utils.files import check_folder, has_kinds, sanitize, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import PIPE_WIDTH, in_markdown
@@ -111,7 +111,7 @@ def _check(options: GenerateOptions) -> None:
     sources = ("prefix", "canvas", "prompt", "prompts")
     given = [f"--{name}" for name in sources if getattr(options, name) is not None]
     is_shown = options.trace or options.watch or options.format == "jsonl"
-    refusals = {
+    problems = {
         "generate needs a run folder: bellmask generate RUN": not options.runs,
         "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
         f"{' and '.join(given)} cannot be combined": len(given) > 1,
@@ -124,9 +124,7 @@ def _check(options: GenerateOptions) -> None:
             options.side_by_side and is_shown
         ),
     }
-    for why, is_wrong in refusals.items():
-        if is_wrong:
-            raise UserError(why)
+    refuse(problems)
     # outputs are checked before anything is generated
     if options.side_by_side:
         check_folder(options.out)
