@@ -6,11 +6,10 @@ uses it too); weights in files; the run folder; the command itself.
 
 from __future__ import annotations
 
-import io
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from bellmask.storage.run_folder import describe_tokenizer, write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_free, inside, is_whole, load_json, read_object, whole_folder
+from bellmask.utils.files import check_free, is_whole, load_json, read_object, whole_folder
 from bellmask.utils.libraries import first_line
 from bellmask.utils.table import Table
 
@@ -325,34 +324,17 @@ def read_checkpoint(path: Path) -> Stored:
     """Read a file or folder; a UserError says what is wrong with it."""
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}; give a file, a folder or OWNER/NAME")
-    parts = [_read_file(file) for file in (_weight_files(path) if path.is_dir() else [path])]
-    if not parts:
+    files = [path / name for name in _WEIGHT_FILES] if path.is_dir() else [path]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
         raise UserError(f"{path} has no weights: neither {' nor '.join(_WEIGHT_FILES)}")
-    if not path.is_dir() and path.name not in _WEIGHT_FILES:
-        return parts[0]
-    weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    about = parts[0].about | (read_object(config) if config.exists() else {})
-    return replace(parts[0], source=path, weights=weights, about=about)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The weights file, or those in an index, all in its own folder."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        named = read_object(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
-            raise UserError(f"{index} does not map weights to files")
-        return [inside(folder, name, str(index)) for name in sorted(set(named.values()))]
-    return [folder / name for name in _WEIGHT_FILES if (folder / name).exists()][:1]
-
-
-def _read_file(path: Path) -> Stored:
-    stored = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    stored = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     tensors = [*stored.weights.values(), *(stored.shadow or ())]
     if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
-        raise UserError(f"{path} is damaged: its tensors, step or moving average are invalid")
-    return stored
+        raise UserError(f"{file} is damaged: its tensors, step or moving average are invalid")
+    config = file.with_name("config.json")
+    is_told = file.name in _WEIGHT_FILES and config.exists()
+    return replace(stored, about=stored.about | (read_object(config) if is_told else {}))
 
 
 def _is_plain(value: Any) -> bool:
@@ -386,29 +368,25 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str
 
 
 def _read_torch(path: Path) -> Stored:
+    how: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
-        if not zipfile.is_zipfile(path):  # of torch before 1.6
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            return _pick_weights(path, content, lambda tensor: tensor)
-        with zipfile.ZipFile(path) as archive:
-            size = sum(info.file_size for info in archive.infolist())
+        if zipfile.is_zipfile(path):  # others are of torch before 1.6
+            with zipfile.ZipFile(path) as archive:
+                size = sum(info.file_size for info in archive.infolist())
             if size > path.stat().st_size:  # it may grow a thousandfold
                 raise UserError(f"{path} is compressed, which torch's files never are: not read")
-            unpickler = _WeightsUnpickler(archive)
-            return _pick_weights(path, unpickler.load(), unpickler.read_tensor)
+            # mapped: optimizer states are never read
+            how |= {"weights_only": False, "pickle_module": _Pickles, "mmap": True}
+        content = torch.load(path, **how)
     except UserError:
         raise
     except Exception as error:  # invalid files fail in many ways
         reason = first_line(error).split(". ")[0] or "it ends too early"
         raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
-
-
-def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Stored:
     content = content if isinstance(content, Mapping) else {}
     inner = next((content[key] for key in ("state_dict", "model") if key in content), content)
     named = inner.items() if isinstance(inner, Mapping) else ()
-    tensors = {n: t for n, t in named if isinstance(t, Tensor | _TensorAt) and isinstance(n, str)}
-    weights = {name: read(tensor) for name, tensor in tensors.items()}
+    weights = {n: t for n, t in named if isinstance(t, Tensor) and isinstance(n, str)}
     if not weights:
         raise UserError(f"{path} has no tensors by name")
     if inner is content:
@@ -417,7 +395,6 @@ def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Store
     average = average if isinstance(average, Mapping) else {}
     shadow = average.get("shadow_params")
     shadow = shadow if isinstance(shadow, list | tuple | None) else [shadow]
-    shadow = None if shadow is None else [read(tensor) for tensor in shadow]
     return Stored(path, weights, shadow, average.get("decay"), content.get("global_step", 0))
 
 
@@ -434,70 +411,32 @@ class _StandIn:
     __setitem__ = append = extend = add = _ignore  # how a pickle fills containers
 
 
-class _TensorAt:
-    """Location of a tensor in the archive, read on demand (optimizer states never)."""
-
-    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> None:
-        self.storage, self.view = storage, (size, stride, offset)
-
-
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): lambda *_: {},  # its items follow
-    ("torch._utils", "_rebuild_tensor_v2"): _TensorAt,
-    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-    ("torch", "DoubleStorage"): torch.float64,
-    ("torch", "FloatStorage"): torch.float32,
-    ("torch", "HalfStorage"): torch.float16,
-    ("torch", "BFloat16Storage"): torch.bfloat16,
-    ("torch", "LongStorage"): torch.int64,
-    ("torch", "IntStorage"): torch.int32,
-    ("torch", "BoolStorage"): torch.bool,
+_KNOWN = {
+    ("collections", "OrderedDict"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
 }
-"""Allowed names in a pickle; every other name gives a :class:`_StandIn`."""
+"""What a pickle may name; every other name gives a :class:`_StandIn`."""
 
 
-class _WeightsUnpickler(pickle._Unpickler):
-    """Reads a torch archive without importing or calling anything that it names.
+class _Pickles:
+    """A pickle module for ``torch.load`` that imports and calls nothing but :data:`_KNOWN`.
 
     Lightning pickles a run's options and tokenizer beside the weights, and torch's weights-only
     loader rejects such files. This is Python's unpickler, not the one in C, which allocates memory
     for any memo index that a file names.
     """
 
-    # BUILD would set attributes, those of functions too: the state is dropped
-    dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,
-        pickle.BUILD[0]: lambda self: self.stack.pop(),
-    }
+    class Unpickler(pickle._Unpickler):
+        # BUILD would set attributes, those of functions too: the state is dropped
+        dispatch: ClassVar[dict[int, Any]] = {
+            **pickle._Unpickler.dispatch,
+            pickle.BUILD[0]: lambda self: self.stack.pop(),
+        }
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        names = archive.namelist()
-        pickled = next((name for name in names if name.endswith("/data.pkl")), "data.pkl")
-        self._root = pickled.removesuffix("data.pkl")
-        order = f"{self._root}byteorder"
-        if order in names and archive.read(order) != sys.byteorder.encode():
-            raise UserError(f"{archive.filename} has another byte order than this machine")
-        super().__init__(io.BytesIO(archive.read(pickled)))
-        self._archive, self._storages = archive, dict[str, Tensor]()
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _KNOWN.get((module, name), _StandIn)
-
-    def persistent_load(self, pid: Any) -> Any:
-        return pid
-
-    def read_tensor(self, at: Any) -> Any:
-        """The tensor; other values, and dtypes that weights never have, are unchanged."""
-        if not isinstance(at, _TensorAt):
-            return at
-        _, dtype, key, *_ = at.storage
-        if not isinstance(dtype, torch.dtype):
-            return at
-        name = f"{self._root}data/{key}"
-        if name not in self._storages:
-            held = bytearray(self._archive.read(name))
-            self._storages[name] = torch.frombuffer(held, dtype=dtype)
-        return self._storages[name].as_strided(*at.view)
+        def find_class(self, module: str, name: str) -> Any:
+            is_known = (module, name) in _KNOWN
+            return super().find_class(module, name) if is_known else _StandIn
 
 
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
