@@ -236,7 +236,7 @@ class BellmaskLM(LM):
 
     def windows(self, before: Tokens, target: Tokens, noise: int) -> list[scorer.Request]:
         """What to score: one request, or several where the continuation does not fit into a row."""
-        return self.maker.windows(before, target + self.ending, (), noise)
+        return self.maker.windows(before, target + self.ending, noise)
 
     def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """Tokens of what is shown, and of what is scored or written. Plain: as lm-eval cuts them.

@@ -1,7 +1,7 @@
 """Log-probability of some tokens given others, for every kind of model.
 
 A :class:`Scorer` scores requests under a run. A masked model gives a bound: its passes are rows of
-the target partly masked between tokens that are always visible. A causal model needs one pass. Rows
+the target partly masked after tokens that are always visible. A causal model needs one pass. Rows
 of all requests are sorted by width and go through the network together, padded to a multiple of 32
 tokens that nobody attends to; the width depends on the request alone, so no score depends on its
 batch.
@@ -106,20 +106,18 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Request:
-    """Target tokens to score, between visible tokens."""
+    """Target tokens to score, after visible tokens."""
 
     given: Tokens
     """Visible tokens before the target, including the run's start token."""
     target: Tokens
     """The target; never empty."""
-    after: Tokens = ()
-    """Visible tokens after the target: masked models and AoARMs only."""
     noise: int = 0
     """Requests with one number draw the same masks: common random numbers over the choices."""
 
     @property
     def tokens(self) -> Tokens:
-        return self.given + self.target + self.after
+        return self.given + self.target
 
     @property
     def length(self) -> int:
@@ -163,20 +161,17 @@ class RequestMaker:
     begin: Tokens
     """The start token that the run's rows have, or nothing."""
 
-    def requests(
-        self, context: str, continuation: str, *, after: str = "", noise: int = 0
-    ) -> list[Request]:
+    def requests(self, context: str, continuation: str, *, noise: int = 0) -> list[Request]:
         """One request, or the windows of a continuation that does not fit."""
         before, target = self.split(context, continuation)
         if not target:
             raise UserError(f"the continuation {continuation!r} has no tokens to score")
-        behind = self.split(context + continuation, after)[1] if after else ()
-        return self.windows(before, target, behind, noise)
+        return self.windows(before, target, noise)
 
     def rolling(self, text: str, *, noise: int = 0) -> list[Request]:
         """The whole text, nothing shown before it but the start token; none for an empty text."""
         ids = self.encode(text)
-        return self.windows((), ids, (), noise) if ids else []
+        return self.windows((), ids, noise) if ids else []
 
     def encode(self, text: str) -> Tokens:
         return tuple(self.tokenizer.encode(sanitize(text)).tolist())
@@ -187,19 +182,14 @@ class RequestMaker:
         before = self.encode(shown) if shown else ()
         return before, self.encode(context + continuation)[len(before) :]
 
-    def windows(self, before: Tokens, target: Tokens, behind: Tokens, noise: int) -> list[Request]:
-        """Rows of a block at most; only the last window sees what is behind."""
+    def windows(self, before: Tokens, target: Tokens, noise: int) -> list[Request]:
+        """Rows of a block at most."""
         block = self.block_length
-        most = block - len(self.begin)
-        size = len(target) if len(target) <= most else max(1, block // 2)
+        size = len(target) if len(target) <= block - len(self.begin) else max(1, block // 2)
         made, seen = [], before
         for start in range(0, len(target), size):
             piece = target[start : start + size]
-            room, is_last = most - len(piece), start + size >= len(target)
-            # half of it, and what the context leaves
-            after = behind[: max(room // 2, room - len(seen))] if is_last else ()
-            given = self.before(seen, block - len(piece) - len(after))
-            made.append(Request(given, piece, after, noise))
+            made.append(Request(self.before(seen, block - len(piece)), piece, noise))
             seen = seen + piece
         return made
 
@@ -483,8 +473,6 @@ class Scorer:
         """(number of a pass, what is known of its scored tokens), in batches of passes of one
         width, all padded or none.
         """
-        if self.run.framework.is_exact and any(plan.request.after for plan, _ in rows):
-            raise UserError("an ARM cannot see what follows a gap; use a masked run")
         groups: dict[tuple[int, bool], list[int]] = {}
         for number, (plan, _) in enumerate(rows):
             width = self._width(plan.request)
