@@ -157,18 +157,11 @@ def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
     side = read_outputs(path)
     found = side.answers(tasks, [7]).by_seed[7]
     assert found == [("",), ("a", "b"), ("c", "d"), ("e", "?")]
-    assert (side.name, side.is_by_id) == ("out.json", False)
-    fastchat = [
-        {"question_id": f"t{n}", "choices": [{"index": 0, "turns": ["a", str(n)]}]}
-        for n in (3, 1, 2)
-    ]
-    side = read_outputs(write(tmp_path / "model.json", *fastchat))
-    said = side.answers(replace(tasks, tasks=tasks.tasks[1:]), [0]).by_seed[0]
-    assert (said, side.is_by_id) == ([("a", "1"), ("a", "2"), ("a", "3")], True)
-    with pytest.raises(UserError, match="1 of the 4 tasks of some, the first of them t0"):
-        side.answers(tasks, [0])
-    with pytest.raises(UserError, match=r"model\.json, task t1: 2 answers to 1 turns"):
-        side.answers(Benchmark("b", (JudgeTask("t1", ("x",), "all", None, 0),), "plain"), [0])
+    assert side.name == "out.json"
+    with pytest.raises(UserError, match="1 of the 1 tasks of some, the first of them t0"):
+        side.answers(benchmark(("Other",)), [0])
+    with pytest.raises(UserError, match=r"out\.json, task t0: 2 answers to 3 turns"):
+        side.answers(benchmark(("Say 2", "Go", "On")), [0])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,6 @@ def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
         ([{"text": "Say 1", "output": "a"}], "columns text, output"),
         ([{"instruction": "Say 1", "output": 3}], "record 1: the answer"),
         ([{"instruction": "Say 1", "output": answer} for answer in "ab"], "record 2"),
-        ([{"question_id": 1, "choices": []}], "no choices with turns"),
     ],
 )
 def test_files_that_hold_something_else(tmp_path, records, named):
@@ -204,7 +196,7 @@ def judge_at(monkeypatch, tmp_path):
     def build(server, **named):
         options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
         transcript = Transcript(tmp_path / "transcript.jsonl")
-        style = open_style("plain", None, tmp_path)
+        style = open_style("plain", tmp_path)
         return EndpointJudge("j", style, options, Budget(None, None, "j"), transcript)
 
     return build
@@ -348,7 +340,7 @@ def test_cautions_of_likelihoods(tmp_path):
 
 
 def test_tables_and_notes():
-    """One seed has no deviation; what rests on no data, and the full model's spread, is hidden."""
+    """One seed has no deviation; what rests on no data is hidden."""
 
     def rate(mean, deviation=None, error=None, **more):
         return {"mean": mean, "deviation": deviation, "error": error, **more}
@@ -360,7 +352,6 @@ def test_tables_and_notes():
         "win_rate": rate(0.7827, 0.0137, 0.05),
         "non_tie": rate(0.5, 0.0, None),
         "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
-        "published_length_controlled": rate(0.058, None, 0.3),
         "by_category": {"all": one},
         "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
     }
@@ -374,7 +365,7 @@ def test_tables_and_notes():
         "cautions": ["x was never fine-tuned."],
     }
     rates, outcomes, by_turn = module.tables(numbers)  # one category is all of it
-    shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"], ["5.80", "-"]]
+    shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"]]
     assert [row[1:] for row in rates.rows] == shown_rates
     assert outcomes.rows == [[seed, "3", "1", "2", "3", "12", "101"] for seed in "01"]
     assert [row[-2] for row in by_turn.rows] == ["25.00", "50.00 ± 12.50"]
