@@ -32,7 +32,7 @@ from torch import Tensor
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids, Tokenizer
-from bellmask.generate.fill import fill_rows
+from bellmask.generate.fill import fill_rows, text_before_eos
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
@@ -99,11 +99,6 @@ class ExactMatch:
         return clustered_error(value_B, document_clusters(np.array(self.documents)))
 
 
-def _text(ids: list[int], tokenizer: Tokenizer) -> str:
-    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
-    return tokenizer.decode(np.array(ids[:end], dtype=np.int64)).strip()
-
-
 # An exam: the same examples for several runs; answers are cached in the run folders.
 #
 # Each (run, sampling seed) is a line of ``RUN/exact_match.jsonl`` under a key of everything that
@@ -147,7 +142,8 @@ class Exam:
 
     def grade(self, answers: Sequence[Sequence[str]]) -> ExactMatch:
         """Answers and expected responses: the maskable part, up to the first EOS."""
-        expected = tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows())
+        given = [row[start:end].tolist() for row, start, end in self._rows()]
+        expected = tuple(text_before_eos(ids, self.tokenizer)[0].strip() for ids in given)
         documents = tuple(self.examples.documents.tolist())
         fingerprint = f"{self.examples.fingerprint}/{self.length}"
         return ExactMatch(expected, tuple(map(tuple, answers)), documents, fingerprint)
@@ -157,7 +153,7 @@ class Exam:
         how: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size, "progress": progress}
         how["longest"] = self.examples.block_length
         made = fill_rows(run, self.canvases(run), self.sampling, **how)
-        return [_text(one.ids, run.tokenizer) for one in made]
+        return [text_before_eos(one.ids, run.tokenizer)[0].strip() for one in made]
 
     def canvases(self, run: Loaded) -> list[Tensor]:
         """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
