@@ -25,10 +25,9 @@ from bellmask.config.config import RunConfig
 from bellmask.data.chat_templates import Message
 from bellmask.data.readers import Record, kind_of, read_records, readable_errors, text_of
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
-from bellmask.generate.canvas import Step
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.live import Watch, check_fps
-from bellmask.generate.sampler import Generation
+from bellmask.generate.sampler import Generation, Step
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.generate.trace import Recorder
 from bellmask.report.page import html_page, page_text
@@ -246,10 +245,11 @@ def _observing(
 ) -> Iterator[dict[str, Any]]:
     """Shared arguments for answers and canvases: seed, batches, and observers of steps.
 
-    Shown live with --watch, else with a progress bar; recorded if there is a recorder.
+    Shown live with --watch on a terminal, else with a progress bar; recorded if there is a
+    recorder.
     """
     made_with = {"seed": options.seed, "batch_size": options.batch_size, "on_step": recorder}
-    if not options.watch:
+    if not (options.watch and sys.stderr.isatty()):
         with progress_bar(f"generating with {loaded.folder.name}", "samples", total) as progress:
             yield made_with | {"progress": progress}
         return

@@ -20,7 +20,7 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, token_texts
+from bellmask.generate.sampler import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import LINE_END, reveal_color, reveal_colors, visible
 from bellmask.utils.errors import UserError
@@ -403,8 +403,6 @@ def main(args: Sequence[str]) -> int:
     check_folder(options.out)
     folder = source.parent if options.out is None else Path(options.out)
     page = folder / f"{source.stem}.html"
-    if page.resolve() == source.resolve():
-        raise UserError(f"the page would replace {source}; give another folder with --out")
     figure = strip_figure(trace, options.sample, options.frames)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(page, render_trace_page(trace, options.sample))
