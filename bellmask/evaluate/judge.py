@@ -13,7 +13,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,24 +27,18 @@ from bellmask.data.readers import cache_folder
 from bellmask.evaluate import judge_endpoint, judge_prompts
 from bellmask.evaluate.judge_endpoint import Budget, ChatRequest, EndpointOptions, Transcript
 from bellmask.evaluate.judge_prompts import Answers, Benchmark, Judged, Pair, Said, Side, Style
-from bellmask.evaluate.scorer import TextScore, TextScorer, load_scorer
+from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.evaluate.suite import write_results
 from bellmask.generate.answers import DEFAULT_LENGTH
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
+from bellmask.utils import stats
 from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError, check_least, refuse
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
-from bellmask.utils.stats import (
-    MIN_CLUSTERS,
-    Estimate,
-    Floats,
-    Labels,
-    clustered_error,
-    plus_minus,
-)
+from bellmask.utils.stats import Estimate, Floats, Labels, clustered_error, plus_minus
 from bellmask.utils.store import Store, content_key
 from bellmask.utils.table import Table, markdown_page
 
@@ -103,8 +97,6 @@ class PairwiseOptions(LoadOptions):
     """Endpoint and rate limits of the judge."""
     style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
     """Prompt style of the judge; auto: the benchmark's own."""
-    measure: Literal["per-token", "raw"] = "per-token"
-    """For a local judge: mean or sum of an answer's log-likelihood."""
     price_in: float | None = None
     """US dollars per million input tokens; known for some of OpenAI's models."""
     price_out: float | None = None
@@ -136,7 +128,6 @@ def check_options(options: PairwiseOptions) -> None:
     options.sampling.check()
     judge = options.judge.removeprefix(LOCAL)
     a, b = Path(options.a).resolve(), Path(options.b).resolve()
-    is_measured = options.measure != "per-token"
     prices = (options.max_usd, options.price_in, options.price_out)
     of_endpoint = (options.style, options.endpoint, *prices)
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
@@ -147,7 +138,6 @@ def check_options(options: PairwiseOptions) -> None:
         f"...) need a judge at an endpoint, not {options.judge}": (
             options.is_local and is_endpoint_asked
         ),
-        f"--measure needs a local judge, not {options.judge}": is_measured and not options.is_local,
     }
     refuse(problems)
     if not options.is_local:
@@ -291,8 +281,6 @@ class EndpointJudge:
 TIE_MARGIN = 1e-5
 """Log-likelihoods, in nats per token, that differ by less are a tie: this is the accuracy of
 sums."""
-LOCAL_CHUNK = 16
-"""Pairs whose likelihoods are computed before they are stored."""
 Score = dict[str, Any]
 """Of an answer: its log_likelihood in nats; num_tokens, 0 for an empty answer and where the request
 alone fills the model's context; is_exact: the request's tokens are the same with and without the
@@ -301,24 +289,20 @@ EMPTY: Score = {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cu
 
 
 class LocalJudge:
-    """A causal LM's likelihood; outcomes are cached."""
+    """A causal LM's likelihood; outcomes are cached, each as soon as it is there."""
 
-    def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
-        self._scorer, self._is_mean = scorer, measure == "per-token"
-        self._store = Store(path)
+    def __init__(self, scorer: TextScorer, path: Path) -> None:
+        self._scorer, self._store = scorer, Store(path)
         self.label = f"likelihood of {scorer.name}, not a judgment of quality"
-        self._fingerprint = f"{scorer.fingerprint}/{measure}"
+        self._fingerprint = f"{scorer.fingerprint}/per-token"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
-        """Cached outcomes, then the others in chunks."""
         unique = {self._key(pair): pair for pair in pairs}
         missing = self._store.missing(unique)
         with progress_bar("judging", "verdicts", len(missing)) as progress:
-            for start in range(0, len(missing), LOCAL_CHUNK):
-                chunk = missing[start : start + LOCAL_CHUNK]
-                known = self._scores([unique[key] for key in chunk])
-                self._store.add({"key": key, **self._outcome(unique[key], known)} for key in chunk)
-                progress.advance(len(chunk))
+            for key in missing:
+                self._store.add([{"key": key, **self._outcome(unique[key])}])
+                progress.advance()
         judged = []
         for pair in pairs:
             record = self._store[self._key(pair)]
@@ -326,17 +310,11 @@ class LocalJudge:
             judged.append(Judged(pair, record["result"], record["preference"], grounds))
         return judged
 
-    def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
-        said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
-        both = [_with_and_without(*one) for one in said if one[1][-1].strip()]
-        texts = list(dict.fromkeys(text for texts in both for text in texts))
-        return dict(zip(texts, self._scorer.score([(text,) for text in texts]), strict=True))
-
-    def _outcome(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
+    def _outcome(self, pair: Pair) -> dict[str, Any]:
         """An empty answer (only white space) loses to a non-empty one; two are a tie. If the
         request leaves no room for an answer in the model's context, the pair is unreadable.
         """
-        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
+        a, b = (self._score(pair, said) for said in (pair.answers_a, pair.answers_b))
         has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
         counts = (a["num_tokens"], b["num_tokens"])
         if pair.is_same or not (has_a or has_b):
@@ -346,12 +324,28 @@ class LocalJudge:
         elif not (has_a and has_b):
             result = "win" if has_a else "loss"
         else:
-            sizes = counts if self._is_mean else (1, 1)
-            margin = TIE_MARGIN * max(counts) / max(sizes)
-            gain = a["log_likelihood"] / sizes[0] - b["log_likelihood"] / sizes[1]
-            result = "tie" if abs(gain) <= margin else "win" if gain > 0 else "loss"
+            gain = a["log_likelihood"] / counts[0] - b["log_likelihood"] / counts[1]
+            result = "tie" if abs(gain) <= TIE_MARGIN else "win" if gain > 0 else "loss"
         about = {"task": pair.task.id, "turn": pair.turn + 1, "a": a, "b": b}
         return about | {"result": result, "preference": judge_prompts.VALUES[result]}
+
+    def _score(self, pair: Pair, said: Said) -> Score:
+        """Of the text with the answer minus the text before it, which ends in a colon, so that the
+        answer starts a new token.
+        """
+        if not (answer := said[-1].strip()):
+            return EMPTY
+        turns = zip(pair.task.turns, said[:-1])
+        earlier = [f"Question: {asked}\nAnswer: {reply.strip()}\n\n" for asked, reply in turns]
+        text = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+        before, whole = self._scorer.score([(text,), (f"{text} {answer}",)])
+        count = max(0, whole.num_tokens - before.num_tokens)
+        return {
+            "log_likelihood": before.nll - whole.nll if count else 0.0,
+            "num_tokens": count,
+            "is_exact": whole.ids[: len(before.ids)] == before.ids,
+            "is_cut": whole.is_cut,
+        }
 
     def _key(self, pair: Pair) -> str:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
@@ -369,29 +363,6 @@ class LocalJudge:
             "follows, so its likelihood is approximate.": num_inexact,
         }
         return {"fingerprint": self._fingerprint}, [line for line, count in lines.items() if count]
-
-
-def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
-    """Text before the answer, and text with it. The former ends in a colon, so that the answer
-    starts a new token.
-    """
-    turns = zip(pair.task.turns, said[:-1])
-    earlier = [f"Question: {asked}\nAnswer: {answer.strip()}\n\n" for asked, answer in turns]
-    before = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
-    return before, f"{before} {said[-1].strip()}"
-
-
-def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Score:
-    if not said[-1].strip():
-        return EMPTY
-    before, whole = (known[text] for text in _with_and_without(pair, said))
-    count = max(0, whole.num_tokens - before.num_tokens)
-    return {
-        "log_likelihood": before.nll - whole.nll if count else 0.0,
-        "num_tokens": count,
-        "is_exact": whole.ids[: len(before.ids)] == before.ids,
-        "is_cut": whole.is_cut,
-    }
 
 
 # Length-controlled win rates between two models, with two terms.
@@ -648,7 +619,7 @@ def summarize(results: Sequence[Numbers], judged: Sequence[Sequence[Judged]]) ->
 def _known_error(rate: Estimate) -> float | None:
     """nan for an error of 0 over few tasks, which is not informative."""
     is_certain = rate.se is not None and rate.se < ZERO
-    return float("nan") if is_certain and rate.n < MIN_CLUSTERS else rate.se
+    return float("nan") if is_certain and rate.n < stats.MIN_CLUSTERS else rate.se
 
 
 def _over_seeds(values: Sequence[Numbers], error: float | None) -> Numbers:
@@ -702,7 +673,7 @@ def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge 
         return endpoint_judge(options, benchmark)
     name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
     scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
-    return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
+    return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl")
 
 
 def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
@@ -737,7 +708,12 @@ def tables(numbers: Numbers) -> list[Table]:
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
     columns = ["%", over, "standard error over tasks"]
-    rates = [_rate_row(name, numbers["over_seeds"][name]) for name in TITLES]
+    rates = []
+    for name, title in TITLES.items():
+        rate = numbers["over_seeds"][name]
+        shown = [percent(rate["mean"], rate["deviation"]), percent(rate["error"])]
+        # a number without data is misleading
+        rates.append([title, *(shown if rate.get("is_usable", True) else "--")])
     found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
     outcomes = []
     for seed, result in zip(numbers["seeds"], numbers["results"], strict=True):
@@ -757,12 +733,6 @@ def tables(numbers: Numbers) -> list[Table]:
             columns = [word, *COUNTS, "win rate, %", "non-tie, %"]
             found += [Table(f"By {word}, all seeds", columns, rows)]
     return found
-
-
-def _rate_row(name: str, found: Numbers) -> list[str]:
-    if not found.get("is_usable", True):  # a number without data is misleading
-        return [TITLES[name], "-", "-"]
-    return [TITLES[name], percent(found["mean"], found["deviation"]), percent(found["error"])]
 
 
 def notes(numbers: Numbers) -> list[str]:

@@ -60,8 +60,6 @@ class EndpointOptions:
     """Timeout of a request in seconds."""
     max_attempts: int = 6
     """Maximum number of attempts per request."""
-    max_wait: float = 600.0
-    """Longest Retry-After to accept, in seconds; a longer one ends the command."""
 
     def check(self) -> None:
         for name, value in asdict(self).items():
@@ -300,6 +298,8 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
 
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+LONGEST_RETRY_AFTER = 600.0
+"""In seconds; a longer one ends the command."""
 
 
 def back_off(attempt: int) -> float:
@@ -415,7 +415,7 @@ class Endpoint:
         where = f"the judge at {self.name}"
         if failure.then == "mistake":
             raise UserError(f"{where} rejects requests: {failure.words}")
-        if failure.wait > self.options.max_wait:
+        if failure.wait > LONGEST_RETRY_AFTER:
             raise EndpointError(
                 f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "
                 "run the same command again later"

@@ -6,11 +6,13 @@ uses it too); weights in files; the run folder; the command itself.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -91,35 +93,9 @@ Tensors = Mapping[str, Tensor]
 NEVER = -1e6
 """The logit of tokens that are never predicted (as in mdlm): its exponential is zero."""
 
-# Their name, ours (of a model with time input), and the shape: V rows of the embedding, D width,
-# H hidden width of the MLP, C width of the time's embedding, S sinusoids. In the order in which
-# their module registers the parameters.
-_FIRST = (
-    ("vocab_embed.embedding", "embedding.weight", "V D"),
-    ("sigma_map.mlp.0.weight", "time_embedding.into.weight", "C S"),
-    ("sigma_map.mlp.0.bias", "time_embedding.into.bias", "C"),
-    ("sigma_map.mlp.2.weight", "time_embedding.out.weight", "C C"),
-    ("sigma_map.mlp.2.bias", "time_embedding.out.bias", "C"),
-)
-_BLOCK = (
-    ("norm1.weight", "attention_norm.weight", "D"),
-    ("attn_qkv.weight", "qkv.weight", "3D D"),
-    ("attn_out.weight", "attention_out.weight", "D D"),
-    ("norm2.weight", "mlp_norm.weight", "D"),
-    ("mlp.0.weight", "mlp_in.weight", "H D"),
-    ("mlp.0.bias", "mlp_in.bias", "H"),
-    ("mlp.2.weight", "mlp_out.weight", "D H"),
-    ("mlp.2.bias", "mlp_out.bias", "D"),
-    ("adaLN_modulation.weight", "modulation.linear.weight", "6D C"),
-    ("adaLN_modulation.bias", "modulation.linear.bias", "6D"),
-)
-_LAST = (
-    ("output_layer.norm_final.weight", "final_norm.weight", "D"),
-    ("output_layer.linear.weight", "head.weight", "V D"),
-    ("output_layer.linear.bias", "head.bias", "V"),
-    ("output_layer.adaLN_modulation.weight", "final_modulation.linear.weight", "2D C"),
-    ("output_layer.adaLN_modulation.bias", "final_modulation.linear.bias", "2D"),
-)
+_LAYOUT = resources.files("bellmask.exchange").joinpath("mdlm.layout").read_text(encoding="utf-8")
+LAYOUT = [line.split() for line in _LAYOUT.splitlines() if not line.startswith("#")]
+"""Their name, ours and the axes of each parameter; * stands for the number of a block."""
 _ABSENT_ROWS = {"embedding.weight": 0.0, "head.weight": 0.0, "head.bias": NEVER}
 """Parameters with a row per token, and the value of rows that the other side lacks."""
 
@@ -150,15 +126,14 @@ class Shape:
         """(their name, ours, shape) of every parameter, in their order."""
         sizes = {"V": self.vocabulary, "H": self.mlp_width, "C": self.condition, "S": NUM_SINUSOIDS}
         sizes |= {f"{n}D".lstrip("1"): n * self.width for n in (1, 2, 3, 6)}
-        blocks = [
-            (f"blocks.{number}.{theirs}", f"blocks.{number}.{ours}", shape)
-            for number in range(self.num_layers)
-            for theirs, ours, shape in _BLOCK
-        ]
-        return [
-            (theirs, ours, tuple(sizes[letter] for letter in shape.split()))
-            for theirs, ours, shape in (*_FIRST, *blocks, *_LAST)
-        ]
+        found = []
+        for is_block, rows in itertools.groupby(LAYOUT, lambda row: "*" in row[0]):
+            held = list(rows)
+            for number in range(self.num_layers if is_block else 1):
+                for theirs, ours, *axes in held:
+                    a, b = (name.replace("*", str(number)) for name in (theirs, ours))
+                    found.append((a, b, tuple(sizes[axis] for axis in axes)))
+        return found
 
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Every parameter's shape by their name."""
@@ -192,8 +167,6 @@ def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
                     f"{name} does not contain RoPE frequencies of base {ROPE_BASE:.0f}, the only "
                     "base that can be imported"
                 )
-        elif plain in found:
-            raise UserError(f"the checkpoint holds {plain} twice, once as {name}")
         else:
             found[plain] = tensor
     return found, head_size
@@ -541,10 +514,6 @@ def _config(
     tokenizer: Tokenizer,
 ) -> RunConfig:
     """The options of a run that would train such a model: their recipe, base objective."""
-    if shape.mlp_width % shape.width:
-        raise UserError(
-            f"the MLP width {shape.mlp_width} is not a multiple of the model's {shape.width}"
-        )
     # mdlm's LM1B has a sentence per padded row; all other rows are packed
     is_padded = options.format == "mdlm" and name == "bert-base-uncased"
     has_time = options.time_input or bool(stored.about.get("time_conditioning", False))

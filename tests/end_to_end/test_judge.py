@@ -348,7 +348,6 @@ def test_money(files, judge, tmp_path):
         ("A B --judge local:nowhere/x/y", "nowhere/x/y"),
         ("A B --judge local:x --max-usd 1", "--max-usd"),
         ("A B --judge local:", "--judge needs a name"),
-        ("A B --measure raw", "--measure"),
         ("A B --price-in 1", "--price-in and --price-out"),
         ("A B --max-usd 1", "--max-usd"),
         ("A B --judge gpt-4o --max-usd 1", "gpt-4o"),
