@@ -49,10 +49,12 @@ from bellmask.utils.stats import Floats, clustered_error, collapsed_strata_error
 # Options
 
 Kind = Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"]
+MOST_EXACT = 12
+"""4095 masks; twice as many with each further token."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EstimatorOptions:
+@dataclass(frozen=True)
+class Estimator:
     """How continuations are scored."""
 
     estimator: Kind = "auto"
@@ -64,16 +66,48 @@ class EstimatorOptions:
     """Longest continuation, in tokens, for which auto uses all 2^n - 1 masks."""
     batch_tokens: int = 8192
     """Tokens per forward pass; does not change results."""
+    common: bool = True
+    """Use the same masks for all choices of a question (common random numbers)."""
+
+    def check_estimator(self) -> None:
+        """A :class:`UserError` for what cannot be."""
+        look_up("estimator", self.estimator, dict.fromkeys(get_args(Kind)))
+        check_least(self, draws=1, batch_tokens=1)
+        if not 0 <= self.longest_exact <= MOST_EXACT:
+            raise UserError(
+                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
+                f"{self.longest_exact}"
+            )
+
+    def key(self, request: Request, seed: int) -> int:
+        """Names the random numbers of a request."""
+        own = () if self.common else ("-".join(map(str, request.given + request.target)),)
+        return stream_key(seed, "continuations", request.noise, *own)
+
+    def kind_for(self, length: int, uses_time: bool = False) -> Kind:
+        """The kind for a continuation of this length.
+
+        A time-conditioned model needs a time that its mask may have come from: always drawn.
+        """
+        kind = self.estimator
+        if kind == "auto":
+            return "exact" if length <= self.longest_exact and not uses_time else "strata"
+        if uses_time and kind in ("exact", "left_to_right"):
+            raise UserError(f"a time-conditioned run takes no {kind} estimator; use strata")
+        if kind == "exact" and length > MOST_EXACT:
+            raise UserError(
+                f"a continuation of {length} tokens has too many masks to use all (at most "
+                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
+            )
+        return kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(LoadOptions, EstimatorOptions):
+class RequestOptions(LoadOptions, Estimator):
     """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval, whose own
     batch_size is not used.
     """
 
-    common: bool = True
-    """Use the same masks for all choices of a question (common random numbers)."""
     seed: int = 0
     """Seed of masks and samples; lm-eval's own seeds do not affect them."""
     gap: int = 32
@@ -87,7 +121,7 @@ class RequestOptions(LoadOptions, EstimatorOptions):
 
     def check(self) -> RequestOptions:
         """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
-        check_least(self, gap=1, batch_tokens=1)
+        check_least(self, gap=1)
         if self.steps is not None and not RULES[self.rule].takes_grid:
             raise UserError(f"rule {self.rule} takes one step per token: omit steps")
         return self
@@ -221,57 +255,9 @@ class RequestMaker:
 # is another factorization: the likelihood of generating the tokens in that order. A causal model
 # scores the whole target in each pass: an ARM in its own order, an AoARM in R random ones.
 
-MOST_EXACT = 12
-"""4095 masks; twice as many with each further token."""
 NOISELESS = ("exact", "left_to_right", "chain")
 _STRIDE = 1 << 20
 """Counters of one draw; no continuation is longer."""
-
-
-@dataclass(frozen=True)
-class Estimator:
-    """How a masked model's log-probability of a continuation is estimated."""
-
-    kind: Kind = "auto"
-    """auto: exact for short continuations, strata for longer ones."""
-    draws: int = 16
-    """Masks drawn per continuation; orders for an AoARM."""
-    longest_exact: int = 6
-    """Tokens up to which auto takes all masks."""
-    is_common: bool = True
-    """Choices of a question draw the same numbers; False, for comparison: each draws its own."""
-
-    def check(self) -> Estimator:
-        """This, or a :class:`UserError`."""
-        look_up("estimator", self.kind, dict.fromkeys(get_args(Kind)))
-        check_least(self, draws=1)
-        if not 0 <= self.longest_exact <= MOST_EXACT:
-            raise UserError(
-                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
-                f"{self.longest_exact}"
-            )
-        return self
-
-    def key(self, request: Request, seed: int) -> int:
-        """Names the random numbers of a request."""
-        own = () if self.is_common else ("-".join(map(str, request.given + request.target)),)
-        return stream_key(seed, "continuations", request.noise, *own)
-
-    def kind_for(self, length: int, uses_time: bool = False) -> Kind:
-        """The kind for a continuation of this length.
-
-        A time-conditioned model needs a time that its mask may have come from: always drawn.
-        """
-        if self.kind == "auto":
-            return "exact" if length <= self.longest_exact and not uses_time else "strata"
-        if uses_time and self.kind in ("exact", "left_to_right"):
-            raise UserError(f"a time-conditioned run takes no {self.kind} estimator; use strata")
-        if self.kind == "exact" and length > MOST_EXACT:
-            raise UserError(
-                f"a continuation of {length} tokens has too many masks to use all (at most "
-                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
-            )
-        return self.kind
 
 
 @dataclass(frozen=True)
@@ -369,17 +355,14 @@ MOST_LOGITS = 1 << 26
 class Scorer:
     """Scores tokens given others under a run."""
 
-    def __init__(
-        self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
-    ) -> None:
-        """``batch_tokens`` of padded rows go through the network at once; it changes no score."""
+    def __init__(self, run: Loaded, estimator: Estimator | None = None) -> None:
         if run.config.framework.name == "sigma_arm":
             raise UserError(
                 f"{run.folder} is a sigma-ARM: it reads tokens in a fixed order, so it has no "
                 "probability of a continuation after a context; give an mdm, arm or aoarm run"
             )
-        self.run, self.estimator = run, (estimator or Estimator()).check()
-        self.batch_tokens = batch_tokens
+        self.run, self.estimator = run, estimator or Estimator()
+        self.estimator.check_estimator()
         self.uses_time = bool(run.model.uses_time)
         begin = (run.tokenizer.bos_id,) if run.is_wrapped or run.model.first_maskable else ()
         self.maker = RequestMaker(run.tokenizer, run.config.data.block_length, begin)
@@ -478,7 +461,7 @@ class Scorer:
             width = self._width(plan.request)
             groups.setdefault((width, width == plan.request.length), []).append(number)
         for (width, _), members in sorted(groups.items()):
-            size = self.batch_tokens // width
+            size = self.estimator.batch_tokens // width
             if is_logits:
                 longest = max(len(rows[number][0].request.target) for number in members)
                 size = min(size, MOST_LOGITS // (longest * self.run.tokenizer.num_tokens))

@@ -57,8 +57,8 @@ def own(make_run):
     return make_run()
 
 
-def scorer(run, kind="auto", batch_tokens=8192, **more):
-    return Scorer(run, Estimator(kind, **more), batch_tokens=batch_tokens)
+def scorer(run, kind="auto", **more):
+    return Scorer(run, Estimator(kind, **more))
 
 
 def one(run, kind, asked, **more):
@@ -205,7 +205,7 @@ def test_common_random_numbers(kind):
     """The same masks whatever the tokens, unless each choice draws its own."""
 
     def masks(target=(1, 2, 3, 4), given=(), noise=9, seed=3, is_common=True):
-        estimator = Estimator(kind, draws=6, is_common=is_common)
+        estimator = Estimator(kind, draws=6, common=is_common)
         made = make_plan(Request(given, target, noise), estimator, seed=seed, uses_time=False)
         return [*made.is_masked_RL.tolist(), *made.rate_R.tolist()]
 
@@ -278,12 +278,12 @@ def test_an_aoarm_is_a_mean_over_orders(make_run):
 def test_what_cannot_be_asked_is_refused(make_run):
     timed = make_run(f"dit {TIMED}")
     assert [Estimator().kind_for(n) for n in (1, 6, 7)] == ["exact", "exact", "strata"]
-    assert Estimator(longest_exact=12).check().kind_for(12) == "exact"
+    assert Estimator(longest_exact=12).kind_for(12) == "exact"
     assert Estimator().kind_for(1, uses_time=True) == "strata"
     for refused, words in (
         (lambda: Estimator("exact").kind_for(13), "13 tokens"),
-        (Estimator("strat").check, "'strata'"),
-        (Estimator(longest_exact=-1).check, "--longest-exact"),
+        (Estimator("strat").check_estimator, "'strata'"),
+        (Estimator(longest_exact=-1).check_estimator, "--longest-exact"),
         (lambda: scorer(make_run("dit --framework sigma_arm")), "sigma-ARM"),
         (lambda: one(timed, "left_to_right", request("", "a")), "left_to_right"),
     ):
