@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import tyro
 from matplotlib.figure import Figure
 
-from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.suite import write_results
@@ -150,6 +149,6 @@ def run_analysis(analysis: Analysis, options: Any) -> None:
     figure = analysis.figure(numbers)
     if (folder / f"{name}.json").exists():
         print(f"note: replaced the previous results in {folder}; use --out to keep them")
-    write_results(folder, {"analysis": name, "bellmask": __version__, **numbers}, name)
+    write_results(folder, {"analysis": name, **numbers}, name)
     save_figure(figure, folder / name)
     print(f"written: {folder / name}.json, .png and .svg")

@@ -30,8 +30,8 @@ from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
-from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
+from bellmask.generate.sampler import Step
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
@@ -268,7 +268,8 @@ def measure(
     subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
 ) -> list[Numbers]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
-    samples = Store(folder / "samples.jsonl", _is_sample)
+    lists = {"documents": list, "ids": list}
+    samples = Store(folder / "samples.jsonl", lambda record: has_kinds(record, lists))
     scores = Store(folder / "scores.jsonl")
     progress.start(sum(s.num * len(s.settings) * len(s.seeds) for s in subjects))
     half = progress.scaled(0.5)
@@ -294,12 +295,6 @@ def measure(
         return [_summary(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
 
     return [{"name": one.name, **one.about, "settings": settings(one)} for one in subjects]
-
-
-def _is_sample(record: dict[str, Any]) -> bool:
-    return has_kinds(
-        record, {"documents": list, "ids": list, "calls": (int, float, type(None))}
-    ) and all(isinstance(text, str) for text in record["documents"])
 
 
 # Paper: Table 8
@@ -503,7 +498,6 @@ def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
         found = measure([*runs, *texts], scorer, folder, progress)
     numbers = {
         "suite": "generative",
-        "bellmask": __version__,
         "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
         "counting": COUNTING,
         "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},

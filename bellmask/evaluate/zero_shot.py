@@ -575,7 +575,6 @@ def _measure(options: ZeroShotOptions, world: World, folder: Path) -> None:
     with progress_bar("zero-shot", "blocks", total) as progress:
         results = [(case, case.measure(pilot.draws, seeds, store, progress)) for case in cases]
     numbers = {
-        "bellmask": __version__,
         "suite": "zero-shot",
         "eos": options.eos,
         "weights": options.weights,
