@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +22,13 @@ from bellmask.compare.stages import stage_figure, stage_table
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import preset
+from bellmask.data.corpora import open_corpus
+from bellmask.data.readers import cache_folder
 from bellmask.evaluate.likelihood import evaluate
 from bellmask.storage.build import build_framework
 from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
+from bellmask.utils.files import write_text
 from bellmask.utils.stats import Estimate
 from bellmask.utils.table import Table
 
@@ -57,30 +64,59 @@ def story_options(model: str, text: str) -> list[str]:
     return [*args.split(), *places]
 
 
-def measure_stages(model: str, text: str) -> None:
-    """CPT base/bell x SFT base/bell on those runs."""
-    cpt = shlex.join(["cpt_tiny", *story_options(model, text)])
-    sft = "sft_tiny --sft.train toy:reverse:4 --sft.round-to 10 --train.steps 500"
-    sft += " --validation.every '50 steps'"
-    out = RUNS / "stages"
-    suite = ["compare", "--suite", "cpt_sft", "--cpt", cpt, "--sft", sft, "--seeds", "3"]
+STORIES_SFT = "sft_tiny --sft.train toy:reverse:4 --sft.round-to 10 --train.steps 500"
+STORIES_SFT += " --validation.every '50 steps'"
+
+
+def measure_stages(name: str, cpt: Sequence[str], sft: str, *more: str) -> None:
+    """CPT base/bell x SFT base/bell, from the runs that were compared already."""
+    out = RUNS / name
+    suite = ["compare", "--suite", "cpt_sft", "--cpt", shlex.join(cpt), "--sft", sft, *more]
     suite += ["--jobs", "2", "--out", str(out), "--runs", str(RUNS / "runs")]
     if run_command(suite):
         raise UserError("the suite cpt_sft failed")
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
     for stage in ("cpt", "sft"):  # no paths of a machine
         found[stage] = {"train": found[stage]["train"], "sft": found[stage]["sft"]}
-    found["cpt"]["data"] = {"train": Path(text).name}
-    write_result("adapting-stages", found)
+    found["sft"]["sft"]["train"] = Path(found["sft"]["sft"]["train"]).name
+    write_result(f"adapting-{name}", found)
 
 
-def on_smollm2() -> RunConfig:
-    """SmolLM2-135M on WikiText-2: a real model, as many steps as a CPU has time for."""
-    args = "--start.model smollm2 --start.anneal-steps 30 --train.batch-size 8 --train.steps 80"
-    args += " --optim.lr 1e-4 --optim.warmup-steps 10 --optim.ema 0 --log.every 10"
-    args += " --validation.blocks 48 --validation.batch-size 16"
-    config = override(preset("cpt_tiny"), args.split())
-    return replace(config, validation=replace(config.validation, every="10 steps")).check()
+SMOLLM2 = shlex.split(
+    "cpt --data.train wikitext2 --data.block-length 128 --start.anneal-steps 100"
+    " --train.steps 400 --train.batch-size 8 --optim.lr 1e-4 --optim.warmup-steps 40"
+    " --validation.every '25 steps' --validation.blocks 48 --validation.batch-size 16"
+    " --checkpoint.every '100 steps' --checkpoint.keep-last 1 --checkpoint.no-keep-best"
+    " --optim.curve constant --log.every 10"
+)
+"""SmolLM2-135M on WikiText-2: a real model, as many steps as a CPU has time for."""
+WORDS_SFT = (
+    "sft --sft.train {} --sft.round-to 8 --data.block-length 48 --train.steps 200"
+    " --train.batch-size 16 --optim.lr 1e-4 --optim.warmup-steps 20 --validation.every '25 steps'"
+    " --validation.blocks 128 --checkpoint.every '100 steps' --checkpoint.keep-last 1"
+)
+WORDS_ASKED = (
+    "--seeds 1 --examples 128 --sampling-seeds 1 --sampling.rule most_confident"
+    " --sampling.temperature 0"
+)
+NUM_WORDS, NUM_EXAMPLES = 4, 6000
+
+
+def write_words(path: Path) -> None:
+    """Prompts to write common words of WikiText-2 in reverse order, with the answers."""
+    source, _ = open_corpus(preset("cpt_tiny").data, "train", cache_folder(None))
+    counts: Counter[str] = Counter()
+    for piece in source.read():
+        counts.update(re.findall(r"\b[a-z]{3,8}\b", piece.text))
+    words = [word for word, _ in counts.most_common(1000)]
+    rng = random.Random(1)
+    lines = []
+    for _ in range(NUM_EXAMPLES):
+        some = rng.sample(words, NUM_WORDS)
+        prompt = f"Write these words in reverse order: {' '.join(some)}."
+        lines.append(json.dumps({"prompt": prompt, "response": " ".join(reversed(some))}))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "\n".join(lines) + "\n")
 
 
 def nll_before(config: RunConfig, framework: str) -> tuple[float, float]:
@@ -132,12 +168,17 @@ def measure_adapting(stories: str | None, text: str | None) -> bool:
         config = override(preset("cpt_tiny"), story_options(stories, text)).check()
         measure_comparison("stories", config, ["base", "bell"], seeds=3)
         measure_comparison("stories-scratch", config, STORIES_VARIANTS, seeds=1)
-        measure_stages(stories, text)
+        cpt = ["cpt_tiny", *story_options(stories, text)]
+        measure_stages("stages", cpt, STORIES_SFT, "--seeds", "3")
     else:
         print("left out: stories; give --stories MODEL --stories-text FILE", file=sys.stderr)
         is_whole = False
     try:
-        measure_comparison("smollm2", on_smollm2(), ["base", "bell"], seeds=1)
+        config = override(preset(SMOLLM2[0]), SMOLLM2[1:]).check()
+        measure_comparison("smollm2", config, ["base", "bell"], seeds=1)
+        write_words(RUNS / "words.jsonl")
+        sft = WORDS_SFT.format(RUNS / "words.jsonl")
+        measure_stages("words", SMOLLM2, sft, *WORDS_ASKED.split())
     except UserError as error:
         print(f"left out: {error}", file=sys.stderr)
         is_whole = False
@@ -160,25 +201,37 @@ def judge_adapting() -> list[Judged]:
             where = title.partition(" (")[0].partition(" on ")[0]
             claim = f"{where}, continual pretraining: the bell beats the base"
             rows.append(Judged(claim, "Sec. 5.3", Verdict(_word(compared), said)))
-    if found := read_result("adapting-stages"):
-        by_stage = {(row["cpt"], row["sft"]): row for row in found["rows"]}
-        for stages, claim in STAGE_CLAIMS.items():
-            change = by_stage[stages]["difference"]["exact_match"]
-            low, high = change["low"], change["high"]
-            word = outside_zero(low, high)
-            if stages == LITTLE and word != INCONCLUSIVE:
-                word = DISAGREES
-            said = f"{100 * change['value']:+.0f} points ({100 * low:+.0f} to {100 * high:+.0f})"
-            rows.append(Judged(claim, "Table 4", Verdict(word, said)))
+    for name, task in STAGE_TASKS.items():
+        if found := read_result(f"adapting-{name}"):
+            by_stage = {(row["cpt"], row["sft"]): row for row in found["rows"]}
+            rows += [_judge_stages(task, by_stage, stages) for stages in STAGE_CLAIMS]
     return rows
+
+
+def _judge_stages(
+    task: str, by_stage: Mapping[tuple[str, str], Any], stages: tuple[str, str]
+) -> Judged:
+    """Without an interval over training seeds nothing is decided."""
+    change = by_stage[stages]["difference"]["exact_match"]
+    low, high = change["low"], change["high"]
+    word = outside_zero(low, high)
+    if stages == LITTLE and word != INCONCLUSIVE:
+        word = DISAGREES
+    said = f"{100 * change['value']:+.0f} points"
+    said += " (one seed)" if low is None else f" ({100 * low:+.0f} to {100 * high:+.0f})"
+    return Judged(f"{task}, exact match: {STAGE_CLAIMS[stages]}", "Table 4", Verdict(word, said))
 
 
 LITTLE = ("base", "bell")
 """The stages for which the paper sees little difference."""
+STAGE_TASKS = {
+    "stages": "Four letters backwards (stories260K)",
+    "words": "Four words backwards (SmolLM2)",
+}
 STAGE_CLAIMS = {
-    ("bell", "bell"): "Four letters backwards, exact match: the bell at both stages helps",
-    ("bell", "base"): "The same, the bell in continual pretraining alone helps",
-    LITTLE: "The same, the bell in fine-tuning alone makes little difference",
+    ("bell", "bell"): "the bell at both stages helps",
+    ("bell", "base"): "the bell in continual pretraining alone helps",
+    LITTLE: "the bell in fine-tuning alone makes little difference",
 }
 
 
@@ -233,13 +286,13 @@ def _scratch() -> list[str]:
 def _stages() -> list[str]:
     """The two by two of its suite."""
     lines = ["## Fine-tuning, two by two (Table 4)", ""]
-    found = read_result("adapting-stages")
-    if found is None:
-        return [*lines, "Not run yet.", ""]
-    table = stage_table(found)
-    lines += [*STAGES_NOTE, "", table.markdown(), *(f"- {note}" for note in table.notes), ""]
-    alt = "NLL of held-out responses"
-    return [*lines, *picture(alt, "adapting-stages", lambda: stage_figure(found))]
+    for name, note in STAGES_NOTES.items():
+        if found := read_result(f"adapting-{name}"):
+            table = stage_table(found)
+            lines += [*note, "", table.markdown(), *(f"- {line}" for line in table.notes), ""]
+            draw = partial(stage_figure, found)
+            lines += picture("NLL of held-out responses", f"adapting-{name}", draw)
+    return lines
 
 
 NOTE = [
@@ -253,8 +306,13 @@ NOTE = [
     "## Continual pretraining",
     "",
 ]
-STAGES_NOTE = [
-    "stories260K, adapted as above (base and bell, the same runs), then 500 steps of writing four",
-    "letters backwards (`toy:reverse:4`), with either objective. In the paper the bell at the",
-    "first stage matters most; the objective of fine-tuning makes little difference.",
-]
+STAGES_NOTES = {
+    "stages": [
+        "stories260K, adapted as above (base and bell, the same runs), then 500 steps of writing",
+        "four letters backwards (`toy:reverse:4`), with either objective. In the paper the bell at",
+        "the first stage matters most; the objective of fine-tuning makes little difference.",
+    ],
+    "words": [
+        "SmolLM2, adapted as above, then 200 steps of writing four common words in reverse order.",
+    ],
+}

@@ -151,6 +151,7 @@ CLAIMS = [
     Claim(
         "Fig. 7", "Importance sampling equals the base", "alternatives", same("importance", "base")
     ),
+    Claim("Fig. 7", "The same with batches of 128", "batch128", same("importance", "base")),
     Claim("App. C.4", "The same, 1/t kept", "alternatives", same("importance_t", "base")),
     Claim("Fig. 7", "The base beats middle-flat", "alternatives", better("base", "middle_flat")),
     Claim("Fig. 7", "The bell beats importance", "alternatives", better("bell", "importance")),

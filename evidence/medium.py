@@ -34,7 +34,7 @@ from bellmask.utils.progress import NO_PROGRESS
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
-VARIANTS = ("base", "bell", "fast")
+VARIANTS = ("base", "bell")
 NUM_SAMPLES = 10
 NFE = (128, 256, 512, 1024)
 GRADIENT_DRAWS = 128

@@ -29,7 +29,7 @@ HOURS = {
     "suites": 2.0,
     "analyses": 1.5,
     "perplexities": 1.0,
-    "adapting": 1.5,
+    "adapting": 3.5,
     "downstream": 2.0,
     "tuning": 3.0,
 }

@@ -31,7 +31,8 @@ from bellmask.utils.errors import UserError, unknown
 def cpt_gpt2_large() -> RunConfig:
     """Adapts GPT-2 Large to a masked model on FineWeb-Edu (App. C.1): about 50 hours on four B200.
 
-    The paper does not give the learning-rate curve; cosine is from Gong et al.
+    The paper gives neither the learning-rate curve nor the length; cosine and 1024 are from Gong
+    et al.
     """
     return RunConfig(
         data=opt.DataOptions(train="fineweb_edu", block_length=1024, valid_fraction=0.001),

@@ -29,10 +29,10 @@ from bellmask.evaluate.judge_endpoint import Budget, ChatRequest, EndpointOption
 from bellmask.evaluate.judge_prompts import Answers, Benchmark, Judged, Pair, Said, Side, Style
 from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.evaluate.suite import write_results
-from bellmask.generate.answers import DEFAULT_LENGTH
+from bellmask.generate.answers import default_length
 from bellmask.generate.settings import Sampling
-from bellmask.storage.loading import LoadOptions
-from bellmask.storage.run_folder import read_description
+from bellmask.storage.loading import OWN, LoadOptions, is_export
+from bellmask.storage.run_folder import read_config
 from bellmask.utils import stats
 from bellmask.utils.console import print_lines
 from bellmask.utils.errors import UserError, check_least, refuse
@@ -801,7 +801,8 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
             f"{name} is not a run or export; for a model on the hub the estimate needs the "
             "length of answers: give --length (tokens)"
         )
-    return int(read_description(Path(name)).get("response_tokens") or DEFAULT_LENGTH)
+    config = read_config(Path(name), OWN if is_export(Path(name)) else "")
+    return default_length(Path(name), config.data.block_length)
 
 
 def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pair]]:

@@ -599,7 +599,7 @@ class RunSide:
         if not self._answerer.is_tuned:
             lines.append(f"{self.name} was not fine-tuned: it only continues the requests.")
         elif not self._answerer.knows_turns and any(len(t.turns) > 1 for t in benchmark.tasks):
-            lines.append(f"{self.name} was fine-tuned on single requests, not on conversations.")
+            lines.append(f"{self.name} was fine-tuned on single requests: later turns are new.")
         if num_cut := sum(self._store[self._key(*place)]["is_cut"] for place in places):
             rows = self._answerer.run.config.data.block_length
             lines.append(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,12 @@ from bellmask.utils.files import sanitize
 DEFAULT_LENGTH = 64
 ANSWER_STEPS = 64
 """Default number of sampling steps of an answer, as in the paper (App. C.1)."""
+
+
+def default_length(folder: Path, block_length: int) -> int:
+    """Tokens of a response: enough for most training examples."""
+    about = read_description(folder)
+    return int(about.get("response_tokens") or min(DEFAULT_LENGTH, block_length // 2))
 
 
 @dataclass(frozen=True)
@@ -92,9 +99,8 @@ class Answerer:
 
     @cached_property
     def length(self) -> int:
-        """Default length of a response: enough for most training examples."""
-        about = read_description(self.run.folder)
-        return int(about.get("response_tokens") or min(DEFAULT_LENGTH, self._block // 2))
+        """Default length of a response."""
+        return default_length(self.run.folder, self._block)
 
     @property
     def _block(self) -> int:

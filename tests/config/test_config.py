@@ -52,21 +52,27 @@ def test_listed_presets_are_described_and_stand_for_all_others():
 
 
 PAPER = {  # App. C.1
-    "lm1b": "model.num_layers=12 model.width=768 model.num_heads=12 data.block_length=128 "
+    "lm1b": "data.train=lm1b model.num_layers=12 model.width=768 model.num_heads=12 "
+    "data.block_length=128 validation.blocks=0 "
     "data.tokenizer=bert-base-uncased data.packing=packed optim.name=adamw optim.lr=0.0003 "
     "optim.warmup_steps=2500 optim.curve=constant optim.ema=0.9999 optim.clip=1.0 "
     "train.batch_size=512 train.steps=1000000",
     "lm1b_unpacked": "data.packing=unpacked data.pads=noised",
-    "owt": "data.tokenizer=gpt2 data.block_length=1024 optim.curve=cosine optim.weight_decay=0.03",
+    "owt": "data.train=openwebtext model.num_layers=12 model.width=768 model.num_heads=12 "
+    "data.tokenizer=gpt2 data.block_length=1024 data.packing=packed validation.blocks=8192 "
+    "optim.name=adamw optim.lr=0.0003 optim.warmup_steps=2500 optim.curve=cosine "
+    "optim.weight_decay=0.03 train.batch_size=512 train.steps=1000000",
     "cpt_gpt2_large": "start.model=openai-community/gpt2-large start.anneal_steps=10000 "
     "data.train=fineweb_edu data.block_length=1024 optim.lr=0.0003 optim.warmup_steps=2000 "
-    "train.batch_size=256 train.steps=100000",
+    "train.batch_size=256 train.steps=100000 start.mask_token=10541 optim.curve=cosine "
+    "start.lora_rank=0 validation.blocks=8192",
     "sft_tasks": "start.model=runs/cpt_gpt2_large start.checkpoint=100000 sft.train=tasks "
-    "start.anneal_steps=1 optim.curve=cosine optim.warmup_steps=500 train.batch_size=128 "
-    "train.steps=10000 validation.sample_steps=64 checkpoint.keep_steps=[2000]",
+    "sft.template=plain start.anneal_steps=1 start.lora_rank=0 optim.curve=cosine "
+    "optim.warmup_steps=500 train.batch_size=128 train.steps=10000 validation.sample_steps=64 "
+    "checkpoint.keep_steps=[2000]",
     "sft_sharegpt": "start.model=runs/sft_tasks start.checkpoint=2000 optim.lr=0.0001 "
     "train.steps=10000 train.batch_size=128 data.block_length=1024 sft.min_masks=0 "
-    "sft.turns=first sft.template=vicuna",
+    "sft.turns=first sft.template=vicuna start.anneal_steps=1 validation.sample_steps=64",
 }
 
 
@@ -78,6 +84,9 @@ def test_the_papers_presets_say_what_the_paper_says(name):
     bell, base = preset(f"{name}_bell"), preset(f"{name}_base")
     assert (bell.objective.name, bell.law.name) == ("bell", "gaussian")
     assert (base.objective.name, base.law.name) == ("nelbo", "uniform")
+    assert {(c.schedule.name, c.train.stratified) for c in (bell, base)} == {("linear", True)}
+    law = bell.resolved().law
+    assert (law.mu, law.scale, law.uniform_share) == (0.5, 0.1, None)
     same = {"objective": bell.objective, "law": bell.law}
     same |= {"start": bell.start} if name.startswith("sft") else {}
     assert dataclasses.replace(base, **same) == bell
@@ -104,6 +113,17 @@ def test_every_later_stage_starts_from_a_preset_of_its_own_objective():
             config = preset(f"{name}_{kind}")
             before = preset(config.start.model.removeprefix("runs/"))
             assert before.objective == config.objective
+
+
+@pytest.mark.parametrize("stage", ["cpt", "sft"])
+def test_presets_for_ones_own_model_are_gentler_than_the_tiny_ones(stage):
+    tiny_one, small, large = (preset(f"{stage}{size}") for size in ("_tiny", "", "_7b"))
+    assert tiny_one.optim.lr > 5 * small.optim.lr > 5 * large.optim.lr
+    assert small.optim.warmup_steps <= large.optim.warmup_steps
+    for config in (small, large):
+        assert config.optim.ema == 0
+        assert config.data.block_length >= 512
+        assert 0 < config.optim.warmup_steps < config.train.steps / 4
 
 
 def test_precedence_is_preset_then_file_then_command_line(tmp_path):

@@ -304,6 +304,8 @@ def test_a_dry_run_loads_writes_and_sends_nothing_and_needs_no_key(
     without = [arg for arg in args if arg not in ("--length", 8)]
     found = re.search(r"count as (\d+) tokens", judge(*without, "--dry-run").out)
     assert int(found[1]) == read_description(runs["x"])["response_tokens"]
+    said = judge(runs["arm"], *without[1:], "--dry-run")  # not fine-tuned: half of its rows of 96
+    assert f"answers of {runs['arm']} count as 48 tokens each" in said.out
     assert "--max-usd 0.001" in judge(*args, "--dry-run", "--max-usd", 0.001, code=2).err
     judge(*args[:-1], f"local:{runs['arm']}", "--dry-run")
     hub = ["owner/name", *without[1:], "--dry-run"]
