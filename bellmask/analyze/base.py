@@ -21,7 +21,7 @@ from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.suite import write_results
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import NamedRun
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import look_up
 from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.table import Table
 
@@ -129,8 +129,6 @@ def main(args: list[str]) -> int:
         print(f"{inspect.getdoc(main)}\n".format(names=names))
         return 0
     name, *rest = args
-    if name.startswith("-"):
-        raise UserError(f"the first argument must be an analysis: {', '.join(ANALYSES)}")
     analysis = open_analysis(name)
     run_analysis(analysis, parse_command(analysis.options, rest, command=f"analyze {name}"))
     return 0

@@ -441,13 +441,10 @@ def _draw(axes: Axes, record: Mapping[str, Any], color: str, style: str, markers
     look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": color}
     look |= {"markersize": markersize, "label": record["name"]}
     axes.errorbar(x, y, y_error, x_error, style, **look)
-    # only the lowest and highest NFE: labels in between would overlap
-    ends = sorted([*settings[:1], *settings[1:][-1:]], key=lambda s: -s["mean"]["perplexity"])
-    for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
+    for s in [*settings[:1], *settings[1:][-1:]]:  # labels in between would overlap
         if s["nfe"] is not None:
-            at, shift = (s["mean"]["entropy"], s["mean"]["perplexity"]), (6 * side, 5 * side)
-            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": color}
-            axes.annotate(f"{s['nfe']}", at, shift, textcoords="offset points", **text)
+            at, text = (s["mean"]["entropy"], s["mean"]["perplexity"]), f"{s['nfe']}"
+            axes.annotate(text, at, (6, 5), textcoords="offset points", fontsize=7, color=color)
 
 
 # The command

@@ -671,8 +671,8 @@ def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge 
     """An endpoint's, or a local one."""
     if not options.is_local:
         return endpoint_judge(options, benchmark)
-    name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
-    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
+    name = options.judge.removeprefix(LOCAL)
+    scorer = load_scorer(name, device=options.device, cache=options.cache_dir)
     return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl")
 
 

@@ -33,6 +33,7 @@ from bellmask.utils.console import announced, tell
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.libraries import import_optional
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
@@ -248,13 +249,10 @@ def _cell(result: Numbers, metric: str, way: str) -> str:
 
 def import_harness() -> ModuleType:
     """The module that imports lm-eval, or a UserError that says how to get it."""
-    try:
-        from bellmask.evaluate import lm_eval_model as harness
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("lm_eval", "datasets"):
-            raise UserError("lm-eval is not installed: pip install 'bellmask[eval]'") from None
-        raise
-    return harness
+    import_optional("lm_eval", "this command", "eval")
+    from bellmask.evaluate import lm_eval_model
+
+    return lm_eval_model
 
 
 def task_names(given: Sequence[str]) -> list[str]:

