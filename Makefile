@@ -5,7 +5,8 @@
 # make evidence repeats the measurements of docs/results.md (hours); PARTS='suites analyses' selects parts, DRY=1 only prints how long
 # each takes. With LM1B='files/*' it reads those instead of the hub, with
 # TEXTS='ptb=ptb.valid.txt arxiv=papers.jsonl' and COLUMNS='arxiv=text' zero-shot sets, with STORIES=stories260K
-# STORIES_TEXT=stories.txt it adapts that small causal LM and evaluates it on the benchmarks (with BENCHMARKS=folder also LAMBADA and ROCStories)
+# STORIES_TEXT=stories.txt it adapts that small causal LM and evaluates it on the benchmarks (with BENCHMARKS=folder also LAMBADA and
+# ROCStories), with CHAT=sharegpt.jsonl it shows answers side by side
 
 PYTHON ?= python3
 # versions to install; CONSTRAINTS=/dev/null takes the newest
@@ -81,7 +82,7 @@ bench-gpu: $(STAMP)
 evidence: $(STAMP)
 	$(BIN)/python evidence/run.py $(if $(PARTS),--parts $(PARTS)) $(if $(DRY),--dry-run) $(if $(LM1B),--lm1b '$(LM1B)') $(if $(TEXTS),--texts $(TEXTS)) \
 		$(if $(COLUMNS),--columns $(COLUMNS)) $(if $(STORIES),--stories '$(STORIES)') \
-		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)') $(if $(BENCHMARKS),--benchmarks '$(BENCHMARKS)')
+		$(if $(STORIES_TEXT),--stories-text '$(STORIES_TEXT)') $(if $(CHAT),--chat '$(CHAT)') $(if $(BENCHMARKS),--benchmarks '$(BENCHMARKS)')
 
 clean:
 	rm -rf .venv .venv-lowest .venv-wheel build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -14,9 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from bellmask import load_run
 from bellmask.cli import run_command
 from bellmask.compare.compare import compare
-from bellmask.compare.execute import TRAINING_FORMAT, TrainingOptions
+from bellmask.compare.execute import (
+    TRAINING_FORMAT,
+    TrainingOptions,
+    execute,
+    for_comparison,
+    plan_runs,
+)
 from bellmask.compare.report import curves_figure, show_gap, show_speed_up
 from bellmask.compare.stages import stage_figure, stage_table
 from bellmask.compare.variants import parse_variants
@@ -25,6 +32,9 @@ from bellmask.config.presets import preset
 from bellmask.data.corpora import open_corpus
 from bellmask.data.readers import cache_folder
 from bellmask.evaluate.likelihood import evaluate
+from bellmask.evaluate.paper_suite import main_table
+from bellmask.generate.answers import Answerer, Question
+from bellmask.generate.settings import Sampling
 from bellmask.storage.build import build_framework
 from bellmask.train.setup import open_start
 from bellmask.utils.errors import UserError
@@ -76,9 +86,11 @@ def measure_stages(name: str, cpt: Sequence[str], sft: str, *more: str) -> None:
     if run_command(suite):
         raise UserError("the suite cpt_sft failed")
     found = json.loads((out / "results.json").read_text(encoding="utf-8"))
+    text, examples = found["cpt"]["data"]["train"], found["sft"]["sft"]["train"]
     for stage in ("cpt", "sft"):  # no paths of a machine
         found[stage] = {"train": found[stage]["train"], "sft": found[stage]["sft"]}
-    found["sft"]["sft"]["train"] = Path(found["sft"]["sft"]["train"]).name
+    found["cpt"]["data"] = {"train": Path(text).name}
+    found["sft"]["sft"]["train"] = Path(examples).name
     write_result(f"adapting-{name}", found)
 
 
@@ -91,15 +103,65 @@ SMOLLM2 = shlex.split(
 )
 """SmolLM2-135M on WikiText-2: a real model, as many steps as a CPU has time for."""
 WORDS_SFT = (
-    "sft --sft.train {} --sft.round-to 8 --data.block-length 48 --train.steps 200"
+    "sft --sft.train {} --sft.round-to 8 --data.block-length 128 --train.steps 200"
     " --train.batch-size 16 --optim.lr 1e-4 --optim.warmup-steps 20 --validation.every '25 steps'"
     " --validation.blocks 128 --checkpoint.every '100 steps' --checkpoint.keep-last 1"
 )
 WORDS_ASKED = (
     "--seeds 1 --examples 128 --sampling-seeds 1 --sampling.rule most_confident"
-    " --sampling.temperature 0"
+    " --sampling.temperature 0 --sampling.steps 8"
 )
 NUM_WORDS, NUM_EXAMPLES = 4, 6000
+CHAT_SFT = (
+    "sft --sft.turns first --sft.template vicuna --data.block-length 256 --train.steps 150"
+    " --train.batch-size 8 --optim.warmup-steps 15 --validation.every '50 steps'"
+    " --validation.blocks 16 --checkpoint.every '50 steps' --checkpoint.keep-last 1"
+)
+LAWS = {"base": "--objective nelbo --law uniform", "bell": "--objective bell --law gaussian"}
+PROMPTS = Path("examples/prompts.jsonl")
+"""Like the four of App. E."""
+ASKED = "--limit 20 --seeds 1 --draws 2 --skip-missing".split()
+"""Of Table 4's command."""
+
+
+def measure_benchmarks(name: str) -> None:
+    """Table 4's command on the six runs of a two by two."""
+    found = json.loads((RUNS / name / "results.json").read_text(encoding="utf-8"))
+    folder = RUNS / f"{name}-runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    links = []
+    for row in found["rows"]:
+        link = folder / "-".join(filter(None, [row["cpt"], row["sft"] or "cpt"]))
+        link.unlink(missing_ok=True)
+        link.symlink_to((RUNS / "runs" / row["runs"][0]["run"]).resolve())
+        links.append(str(link))
+    out = RUNS / f"{name}-benchmarks"
+    if run_command(["evaluate", *links, "--suite", "paper", *ASKED, "--out", str(out)]):
+        raise UserError("the suite paper failed")
+    paper = json.loads((out / "paper.json").read_text(encoding="utf-8"))
+    write_result(f"adapting-{name}-benchmarks", paper)
+
+
+def measure_answers(chat: str) -> None:
+    """App. E: base and bell, each at both stages, after the same conversations."""
+    config = override(preset(SMOLLM2[0]), SMOLLM2[1:]).check()
+    options = TrainingOptions(jobs=2, runs=str(RUNS / "runs"))
+    adapted = plan_runs(for_comparison(config), parse_variants(list(LAWS)), options)
+    execute(adapted, options)
+    asked = [json.loads(line)["prompt"] for line in PROMPTS.read_text("utf-8").splitlines()]
+    answers = {}
+    for run in adapted:
+        folder = RUNS / f"chat-{run.variant}"
+        args = [*shlex.split(CHAT_SFT), "--sft.train", f"sharegpt:{chat}"]
+        args += ["--start.model", str(run.folder), *LAWS[run.variant].split()]
+        if run_command(["train", *args, "--out", str(folder), "--resume", "auto"]):
+            raise UserError("fine-tuning on conversations failed")
+        answerer = Answerer(load_run(folder))
+        questions = [Question.plain(prompt) for prompt in asked]
+        found = answerer.answer(questions, sampling=Sampling(), seed=1)
+        answers[run.variant] = [answer.text for answer in found]
+    steps = override(preset("sft"), shlex.split(CHAT_SFT)[1:]).train.steps
+    write_result("adapting-answers", {"steps": steps, "prompts": asked, "answers": answers})
 
 
 def write_words(path: Path) -> None:
@@ -161,7 +223,7 @@ def measure_comparison(name: str, config: RunConfig, variants: list[str], seeds:
     write_result(f"adapting-{name}", kept)
 
 
-def measure_adapting(stories: str | None, text: str | None) -> bool:
+def measure_adapting(stories: str | None, text: str | None, chat: str | None) -> bool:
     """All of it; False when something had to be left out."""
     is_whole = True
     if stories and text:
@@ -179,6 +241,12 @@ def measure_adapting(stories: str | None, text: str | None) -> bool:
         write_words(RUNS / "words.jsonl")
         sft = WORDS_SFT.format(RUNS / "words.jsonl")
         measure_stages("words", SMOLLM2, sft, *WORDS_ASKED.split())
+        measure_benchmarks("words")
+        if chat:
+            measure_answers(chat)
+        else:
+            print("left out: answers of App. E; give --chat FILE", file=sys.stderr)
+            is_whole = False
     except UserError as error:
         print(f"left out: {error}", file=sys.stderr)
         is_whole = False
@@ -245,7 +313,14 @@ def adapting_page() -> list[str]:
         rows.append(_row(title, found) if found else [title, "not run yet", *[""] * 6])
         if found:
             curves += _curves(f"{title}: curves", f"adapting-{name}", found)
-    return [*NOTE, Table("", columns, rows).markdown(), *curves, *_scratch(), *_stages()]
+    return [
+        *NOTE,
+        Table("", columns, rows).markdown(),
+        *curves,
+        *_scratch(),
+        *_stages(),
+        *_answers(),
+    ]
 
 
 def _row(title: str, found: Mapping[str, Any]) -> list[str]:
@@ -292,6 +367,25 @@ def _stages() -> list[str]:
             lines += [*note, "", table.markdown(), *(f"- {line}" for line in table.notes), ""]
             draw = partial(stage_figure, found)
             lines += picture("NLL of held-out responses", f"adapting-{name}", draw)
+        if found := read_result(f"adapting-{name}-benchmarks"):
+            lines += [f"Table 4's command on these runs ({' '.join(ASKED)}):", ""]
+            lines += [main_table(found).markdown()]
+    return lines
+
+
+def _answers() -> list[str]:
+    """App. E: everything that was answered, as it came."""
+    found = read_result("adapting-answers")
+    if found is None:
+        return []
+    lines = ["## Answers side by side (App. E)", ""]
+    lines += [f"SmolLM2, adapted as above, then {found['steps']} steps on first answers of 300"]
+    lines += ["conversations, base and bell at both stages. Sampled once with seed 1.", ""]
+    for at, prompt in enumerate(found["prompts"]):
+        lines += [f"**{prompt.splitlines()[0]}**", ""]
+        for name, texts in found["answers"].items():
+            text = texts[at].replace("```", "'''").strip()
+            lines += [f"{name}:", "", "```text", text, "```", ""]
     return lines
 
 

@@ -2,7 +2,8 @@
 
 usage: python evidence/run.py [--parts PART ...] [--jobs N] [--dry-run]
                               [--lm1b GLOB] [--texts NAME=PATH ...] [--columns NAME=COLUMN ...]
-                              [--stories MODEL --stories-text FILE] [--benchmarks FOLDER]
+                              [--stories MODEL --stories-text FILE] [--chat FILE]
+                              [--benchmarks FOLDER]
 
 Writes small files of numbers to docs/results/, then docs/results.md and its pages. Finished runs
 are not trained again; python evidence/write.py only writes the pages.
@@ -29,7 +30,7 @@ HOURS = {
     "suites": 2.0,
     "analyses": 1.5,
     "perplexities": 1.0,
-    "adapting": 3.5,
+    "adapting": 5.5,
     "downstream": 2.0,
     "tuning": 3.0,
 }
@@ -68,6 +69,7 @@ def main() -> int:
     )
     parser.add_argument("--stories", help="folder of stories260K, a small pretrained causal LM")
     parser.add_argument("--stories-text", help="stories, separated by <|endoftext|>")
+    parser.add_argument("--chat", help="conversations as ShareGPT has them, for answers (App. E)")
     parser.add_argument("--benchmarks", help="folder with LAMBADA's and ROCStories' files")
     given = parser.parse_args()
     parts = [part for part in HOURS if part in given.parts]
@@ -80,7 +82,7 @@ def main() -> int:
         "suites": lambda: measure_suites({WIKITEXT: configs[WIKITEXT]}, given.jobs),
         "analyses": lambda: analyze_everything(configs[WIKITEXT], given.jobs),
         "perplexities": lambda: measure_perplexities(configs[WIKITEXT], *more),
-        "adapting": lambda: measure_adapting(given.stories, given.stories_text),
+        "adapting": lambda: measure_adapting(given.stories, given.stories_text, given.chat),
         "downstream": lambda: measure_downstream(
             given.stories, given.stories_text, given.benchmarks
         ),

@@ -95,7 +95,7 @@ def compare(
         )
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
-    check_least(options, seeds=1, jobs=1)
+    check_least(options, seeds=1, jobs=1, processes_per_job=1)
     planned = plan_runs(for_comparison(shared), variants, options, grid)
     out.mkdir(parents=True, exist_ok=True)
     try:

@@ -20,6 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from filelock import FileLock
 from bellmask.compare.variants import Variant
 from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
-from bellmask.storage.run_folder import read_metrics
+from bellmask.storage.run_folder import FAILED, read_metrics
 from bellmask.train.setup import open_start
 from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.console import messages_on_stderr, tell
@@ -87,8 +88,10 @@ class TrainingOptions:
     seeds: int = 1
     """Number of paired training seeds; a confidence interval needs 3."""
     jobs: int | None = None
-    """Runs trained in parallel; default: one per GPU, or 1 on a CPU. Each uses one GPU; on a CPU,
-    2 or more use one thread each."""
+    """Runs trained in parallel; default: as many as the GPUs suffice for, or 1 on a CPU. Each has
+    GPUs of its own; on a CPU, 2 or more use one thread each."""
+    processes_per_job: int = 1
+    """Processes that share a run, started by torchrun, each with a GPU or one thread."""
     runs: str = "runs/shared"
     """Folder for runs, shared by all comparisons."""
     quiet: bool = False
@@ -187,14 +190,21 @@ def visible_gpus() -> list[str]:
 
 
 class _Job:
-    def __init__(self, run: PlannedRun, slot: int, is_alone: bool, gpus: Sequence[str]) -> None:
+    def __init__(
+        self, run: PlannedRun, slot: int, size: int, is_alone: bool, gpus: Sequence[str]
+    ) -> None:
+        """``size``: processes that share the run; ``is_alone``: it may take all threads."""
         self.run, self.slot = run, slot
         own = {} if is_alone else {"OMP_NUM_THREADS": "1"}
         if gpus and run.config.train.device in ("auto", "cuda"):
-            own["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+            mine = [gpus[number % len(gpus)] for number in range(slot * size, (slot + 1) * size)]
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        # standalone: a free port for each, so that several can run at once
+        shared = ["torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
+        command = [sys.executable, "-m", *(shared if size > 1 else []), "bellmask.compare.execute"]
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the job
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "bellmask.compare.execute", str(run.folder)],
+            [*command, str(run.folder), json.dumps(run.config.to_dict())],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self.errors,
@@ -202,8 +212,6 @@ class _Job:
         )
         assert self.process.stdin is not None
         self.stdin = self.process.stdin
-        self.stdin.write(json.dumps(run.config.to_dict()).encode() + b"\n")
-        self.stdin.flush()
 
     def end(self) -> str:
         """Ask the worker to finish its step, save and exit; return its stderr."""
@@ -227,8 +235,10 @@ def execute(
         if not options.quiet:
             tell(text, sys.stderr)
 
-    gpus = visible_gpus()
-    jobs = max(1, len(gpus)) if options.jobs is None else options.jobs
+    gpus, size = visible_gpus(), options.processes_per_job
+    if 0 < len(gpus) < size:
+        raise UserError(f"--processes-per-job {size} needs as many GPUs; there are {len(gpus)}")
+    jobs = max(1, len(gpus) // size) if options.jobs is None else options.jobs
     distinct: dict[Path, PlannedRun] = {}
     for run in runs:
         distinct.setdefault(run.folder, run)
@@ -246,7 +256,7 @@ def execute(
             while waiting or active:
                 while waiting and len(active) < jobs:
                     slot = min(set(range(jobs)) - {job.slot for job in active})
-                    active.append(_Job(waiting.pop(0), slot, jobs == 1, gpus))
+                    active.append(_Job(waiting.pop(0), slot, size, jobs * size == 1, gpus))
                 time.sleep(POLL_SECONDS)
                 for job in [job for job in active if job.process.poll() is not None]:
                     active.remove(job)
@@ -286,16 +296,18 @@ def _result(job: _Job, failed: dict[Path, str], may_fail: bool) -> str:
     if code in (128 + 2, 128 + 15, -2, -15):
         raise KeyboardInterrupt
     message = f"{job.run.label}: {complaint or f'the training process died ({code})'}"
-    if code == BROKE_DOWN and may_fail:
+    # torchrun exits with 1, whatever its processes said
+    if may_fail and (code == BROKE_DOWN or (code == 1 and (job.run.folder / FAILED).exists())):
         failed[job.run.folder] = message
         return f"failed: {message.splitlines()[0]}"
     raise (UserError if code == 2 else TrainingError)(message)
 
 
-# One training in its own process: ``python -m bellmask.compare.execute FOLDER``, config on stdin
+# One training in its own process: ``python -m bellmask.compare.execute FOLDER CONFIG``
 #
-# The parent keeps the other end of stdin open; when it dies, even by SIGKILL, the worker finishes
-# its step, saves a checkpoint and ends. A lock keeps two workers out of one folder.
+# The parent keeps the other end of stdin open; when it dies, even by SIGKILL, the worker (all that
+# torchrun started) finishes its step, saves a checkpoint and ends. A lock keeps two workers out of
+# one folder.
 
 
 def _stop_without_parent() -> None:
@@ -305,20 +317,20 @@ def _stop_without_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(folder: Path) -> int:
-    """Train with the config on stdin; exit codes are those of ``bellmask train``, but for a
-    training that broke down.
+def work(folder: Path, tree: dict[str, Any]) -> int:
+    """Train a config; exit codes are those of ``bellmask train``, but for a training that broke
+    down.
     """
     from bellmask.train.train_run import train_run  # 0.8 s, which only workers need
 
-    tree: dict[str, Any] = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_without_parent, daemon=True).start()
     keep_freed_memory()
     try:
         config = override(RunConfig(), to_args(tree)).check()
         locks = folder.parent / ".locks"
         locks.mkdir(parents=True, exist_ok=True)
-        with FileLock(locks / folder.name):  # waits
+        is_main = os.environ.get("RANK", "0") == "0"
+        with FileLock(locks / folder.name) if is_main else nullcontext():  # waits
             result = train_run(config, folder, resume="auto", is_quiet=True)
     except (UserError, TrainingError, SavingError, OSError) as error:
         print(error, file=sys.stderr)
@@ -331,4 +343,4 @@ def work(folder: Path) -> int:
 
 if __name__ == "__main__":
     with messages_on_stderr():
-        sys.exit(work(Path(sys.argv[1])))
+        sys.exit(work(Path(sys.argv[1]), json.loads(sys.argv[2])))

@@ -197,7 +197,8 @@ def compare_stages(
     cpt: RunConfig, sft: RunConfig, options: StagesOptions, out: Path
 ) -> dict[str, Any]:
     """Train missing runs, evaluate answers, write the report, return the results."""
-    check_least(options, seeds=1, jobs=1, sampling_seeds=1, batch_size=1, examples=0)
+    check_least(options, seeds=1, jobs=1, processes_per_job=1)
+    check_least(options, sampling_seeds=1, batch_size=1, examples=0)
     options.sampling.check()
     plan = plan_stages(cpt, sft, options)
     exam = _exam(plan, sft, options)

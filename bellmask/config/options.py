@@ -305,7 +305,7 @@ class TrainOptions:
     random_length_fraction: float = option(0.0, not_with="sft.train", at_least=0, at_most=1)
     """Fraction of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on GPUs that support it, else float32."""
+    """auto: bfloat16 on CUDA GPUs that support it, else float32."""
     device: str = option("auto", affects="speed")
     """auto (the first available of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
     float32, one process."""
@@ -314,7 +314,8 @@ class TrainOptions:
     for bit on GPUs. CPU runs can be without it."""
     compile: bool | None = False
     """Compile the blocks with torch.compile: half a minute at the start, then faster steps
-    (docs/performance.md). On a CPU it needs a C++ compiler. None: on GPUs."""
+    (docs/performance.md). It needs a compiler: for C on a GPU, for C++ on a CPU. None: on GPUs that
+    have one."""
     skip_limit: int = option(10, affects="records", at_least=0)
     """Maximum number of consecutive steps skipped because the loss or gradient is not finite; one
     more ends the run. Skipped batches are listed in skipped.jsonl. 0: the first ends it."""
@@ -390,8 +391,8 @@ class ScaleOptions:
     sharding: Literal["auto", "none", "full", "hybrid"] = "auto"
     """none: every process holds the whole model. full: weights, gradients, optimizer and average
     are sharded over all processes (FSDP2). hybrid: sharded within groups, replicated across
-    groups. auto: none for one process and on CPUs, full on the GPUs of one machine, hybrid on
-    several machines."""
+    groups. auto: none where a copy fits each GPU and has at most a billion parameters, for one
+    process and on CPUs; else full on one machine, hybrid on several."""
     shard_size: int | None = option(None, only_with="scale.sharding=auto|hybrid", at_least=1)
     """hybrid: processes per group; default: the processes of one machine."""
     recompute: Literal["none", "block", "selective"] = "none"

@@ -712,14 +712,14 @@ def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextSc
 @torch.no_grad()
 def _causal_lm_losses(model: Any, requests: Sequence[Request]) -> list[Floats]:
     """As :meth:`Scorer.token_losses`. Pads come after a row, where no token sees them."""
-    rows = [torch.tensor(request.tokens, device=model.device) for request in requests]
+    rows = [torch.tensor(request.tokens) for request in requests]
     x_BL, is_real_BL = pad_rows(rows, max(map(len, rows)), 0)
-    mask_BL = is_real_BL.long().to(model.device)
-    logits_BLV = model(input_ids=x_BL.to(model.device), attention_mask=mask_BL).logits
+    x_BL, mask_BL = x_BL.to(model.device), is_real_BL.long().to(model.device)
+    logits_BLV = model(input_ids=x_BL, attention_mask=mask_BL, use_cache=False).logits
     found = []
-    for logits_LV, row, request in zip(logits_BLV, rows, requests, strict=True):
-        first = len(request.given)
-        logits_LV = logits_LV[first - 1 : len(row) - 1].float()
-        ce_L = F.cross_entropy(logits_LV, row[first:], reduction="none")
+    for logits_LV, x_L, request in zip(logits_BLV, x_BL, requests, strict=True):
+        first, length = len(request.given), request.length
+        logits_LV = logits_LV[first - 1 : length - 1].float()
+        ce_L = F.cross_entropy(logits_LV, x_L[first:length], reduction="none")
         found.append(ce_L.cpu().double().numpy())
     return found

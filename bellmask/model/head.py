@@ -39,6 +39,11 @@ CHUNK_ROWS = 512
 """Rows whose logits exist at once; torch's automatic choice is 2.7x slower on CPUs."""
 
 
+def _num_extra(num_tokens: int, device: torch.device) -> int:
+    """Tokens that never occur, added for a GPU: its matrix units need sizes that are multiples."""
+    return -num_tokens % 64 if device.type == "cuda" else 0
+
+
 def _zero_sums(like: Tensor) -> Tensor:
     """Where a gradient is added up: float32 or better."""
     return torch.zeros_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
@@ -81,20 +86,22 @@ class _WeightedRows(torch.autograd.Function):
         dtype: torch.dtype,
         errors: Callable[..., tuple[Tensor, Tensor, Tensor]],
     ) -> tuple[Tensor, Tensor]:
-        h, w = h_ND.to(dtype), w_VD.to(dtype)
-        grad_h, grad_w, grad_b = torch.empty_like(h_ND), _zero_sums(w_VD), _zero_sums(b_V)
+        h, w, b = h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype)
+        if extra := _num_extra(len(w), w.device):
+            w, b = F.pad(w, (0, 0, 0, extra)), F.pad(b, (0, extra), value=-torch.inf)
+        grad_h, grad_w, grad_b = torch.empty_like(h_ND), _zero_sums(w), _zero_sums(b)
         ce_N = torch.empty(len(h), dtype=torch.float32, device=h.device)
         for start in range(0, len(h), CHUNK_ROWS):
             part = slice(start, start + CHUNK_ROWS)
             rows = y_N[part], weight_N[part], dtype
-            ce_N[part], error, summed = errors(F.linear(h[part], w, b_V.to(dtype)), *rows)
+            ce_N[part], error, summed = errors(F.linear(h[part], w, b), *rows)
             grad_b += summed
             grad_h[part] = error @ w
             if dtype == grad_w.dtype:
                 grad_w.addmm_(error.T, h[part])
             else:
                 grad_w += error.T @ h[part]
-        ctx.save_for_backward(grad_h, grad_w, grad_b)
+        ctx.save_for_backward(grad_h, grad_w[: len(w_VD)], grad_b[: len(b_V)])
         ctx.mark_non_differentiable(ce_N)
         ctx.head_types = w_VD.dtype, b_V.dtype
         return (ce_N * weight_N).sum(), ce_N

@@ -93,7 +93,10 @@ def local_device(option: str = "auto") -> Device:
     if known := find_device(name):
         # some variants have less than the data sheet
         return replace(known, memory=distributed.device_memory(device))
-    raise UserError(f"this machine's GPU, {name}, is not in the table; give --devices")
+    raise UserError(
+        f"this machine's GPU, {name}, is not in the table; give --devices, or measure its CPU with "
+        "--train.device cpu"
+    )
 
 
 # Bytes on disk: checkpoints by the retention rules, and prepared data if its size is known

@@ -181,13 +181,13 @@ class Ema:
         Not where ``is_bad``, which is not read on the host.
         """
         decay = min(self.decay, (1 + num_updates) / (10 + num_updates))
+        averages = list(map(local_tensor, self.shadow.values()))
+        weights = list(map(local_tensor, self.named.values()))
         if is_bad is None:
-            torch._foreach_lerp_(list(self.shadow.values()), list(self.named.values()), 1 - decay)
-            return
-        averages = [local_tensor(average) for average in self.shadow.values()]
-        steps = torch._foreach_sub([local_tensor(p) for p in self.named.values()], averages)
-        torch._foreach_mul_(steps, torch.where(is_bad, 0.0, 1 - decay))
-        torch._foreach_add_(averages, steps)
+            torch._foreach_lerp_(averages, weights, 1 - decay)
+        else:  # in place: differences would take the memory of another copy of the weights
+            share = torch.where(is_bad, 0.0, 1 - decay)
+            torch._foreach_lerp_(averages, weights, [share] * len(weights))
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ from bellmask.model.head import TAKE_WEIGHTS, pick_loss_kernel
 from bellmask.storage.build import Network
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.train.planning import split_batch
-from bellmask.utils.distributed import World, check_compiler, pick_precision
+from bellmask.utils.distributed import World, missing_compiler, pick_precision
 from bellmask.utils.errors import UserError
 
 
@@ -211,19 +211,22 @@ def plan_parallel(
 
     ``layout`` and ``microbatch``: those that the memory estimate has chosen.
     """
-    scale = config.scale
+    scale, notes = config.scale, []
     is_compiled = config.train.compile
     if is_compiled is None:
         is_compiled = world.device.type == "cuda"
-    if is_compiled:
-        check_compiler(world.device)
+    if is_compiled and (missing := missing_compiler(world.device)):
+        if config.train.compile:
+            raise UserError(f"train.compile needs {missing}")
+        is_compiled = False
+        notes.append(f"blocks are not compiled: train.compile needs {missing}")
     precision = pick_precision(config.train.precision, world.device)
     kernel = pick_loss_kernel(scale.loss, world.device, precision, is_compiled=is_compiled)
     # rows that count differently are for our own kernel
     is_weighted = config.framework.name == "mdm" and config.objective.name != "bell"
     if (is_weighted or config.sft.train is not None) and kernel not in TAKE_WEIGHTS:
         kernel = "chunked"
-    layout, notes = layout or pick_layout(scale, world), []
+    layout = layout or pick_layout(scale, world)
     wants_parts = scale.sharding in ("full", "hybrid") or scale.shard_size is not None
     if wants_parts and not layout.is_sharded:
         notes.append(f"weights are not sharded: {layout.reason} (scale.sharding, scale.shard_size)")

@@ -279,14 +279,21 @@ def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=dtype == torch.bfloat16)
 
 
-def check_compiler(device: torch.device) -> None:
-    """Reject ``train.compile`` on a CPU without a C++ compiler."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
-    if device.type == "cpu" and shutil.which(compiler) is None:
-        raise UserError(
-            f"train.compile needs a C++ compiler, but {compiler} was not found; install it, or set "
-            "the environment variable CXX to another one"
-        )
+def missing_compiler(device: torch.device) -> str:
+    """What torch.compile needs and does not find for a device, in words; empty: nothing."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            return "triton, and a GPU that it supports"
+        variable, names = "CC", ["gcc", "clang"]  # for what starts triton's kernels
+    elif device.type == "cpu":
+        variable, names = "CXX", ["clang++" if sys.platform == "darwin" else "g++"]
+    else:
+        return ""
+    if any(map(shutil.which, [os.environ[variable]] if variable in os.environ else names)):
+        return ""
+    return f"a compiler: install {names[0]}, or set the environment variable {variable} to another"
 
 
 # Data sheets of devices

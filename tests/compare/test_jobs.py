@@ -10,6 +10,7 @@ import pytest
 from bellmask.compare import execute as module
 from bellmask.compare.execute import TrainingOptions, execute, plan_runs, visible_gpus
 from bellmask.compare.variants import parse_variants
+from bellmask.utils.errors import UserError
 
 
 @pytest.fixture
@@ -19,7 +20,8 @@ def started(monkeypatch):
 
     def start(command, *, env, **_):
         polls = iter([None] * (1 if len(found) == 0 else 0) + [0] * 99)  # the first takes longer
-        found.append({k: env.get(k) for k in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")})
+        named = {k: env.get(k) for k in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")}
+        found.append({**named, "command": command})
         return SimpleNamespace(
             stdin=io.BytesIO(), poll=lambda: next(polls), wait=lambda: 0, returncode=0
         )
@@ -43,6 +45,15 @@ def test_trainings_take_turns_on_the_gpus(small_config, tmp_path, started, monke
     assert gpus[:2] == ["0", "3"], "as many at a time as there are GPUs"
     assert gpus[2] == "3", "the one that is free: the first training takes longer"
     assert set(gpus) == {"0", "3"}
+
+
+def test_several_processes_share_a_training(small_config, tmp_path, started, monkeypatch):
+    monkeypatch.setattr(module, "visible_gpus", lambda: list("01234"))
+    execute(*runs(small_config, tmp_path, "base", "bell", processes_per_job=2))
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in started] == ["0,1", "2,3"]
+    assert all("--nproc-per-node=2" in env["command"] for env in started)
+    with pytest.raises(UserError, match="processes-per-job 6 needs as many GPUs; there are 5"):
+        execute(*runs(small_config, tmp_path, "base", processes_per_job=6))
 
 
 def test_a_named_device_is_left_alone(small_config, tmp_path, started, monkeypatch):

@@ -198,6 +198,16 @@ def test_the_demo_claims_no_speed_up_where_nothing_was_learned(tmp_path, text_fi
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
 
 
+@pytest.mark.long
+def test_several_processes_share_a_training(compare_args, tmp_path):
+    """Also one that breaks down, as it may in a grid: torchrun only says that it failed."""
+    more = "--processes-per-job=2 --grid optim.lr=1e-3,1e30 --train.skip-limit=0".split()
+    succeeds(*compare_args(["base", "bell"], tmp_path, *SHORT, *more))
+    runs = run_folders(tmp_path)
+    assert [json.loads((run / "run.json").read_text())["processes"] for run in runs] == [2] * 4
+    assert len(results_of(tmp_path)["failed"]) == 2
+
+
 # --- signals and kills, with real processes ------------------------------------------------------
 
 

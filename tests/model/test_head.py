@@ -41,8 +41,10 @@ def is_close(found, expected, error):
 
 @each_kernel
 @pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 512, 1300])
-def test_sums_and_gradients_equal_float64(rows, is_weighted, name):
+@pytest.mark.parametrize(("rows", "extra"), [(0, 0), (1, 0), (512, 0), (1300, 0), (1300, 5)])
+def test_sums_and_gradients_equal_float64(rows, extra, is_weighted, name, monkeypatch):
+    """Also with ``extra`` tokens that never occur, as on a GPU."""
+    monkeypatch.setattr(loss_kernels, "_num_extra", lambda *_: extra)
     h, w, b, y = make(rows)
     weight = torch.linspace(0.2, 3, rows) if is_weighted else None
     expected, gradients = truth(h, w, b, y, weight)
@@ -118,9 +120,10 @@ def bfloat16_sums(h, w, b, y, chunk):
     return grad_w * SCALE, grad_b * SCALE
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
-def test_bfloat16_weights_have_gradients_summed_in_float32(is_weighted, monkeypatch):
+@pytest.mark.parametrize(("is_weighted", "extra"), [(False, 0), (True, 0), (False, 5)])
+def test_bfloat16_weights_have_gradients_summed_in_float32(is_weighted, extra, monkeypatch):
     """200 chunks: one rounding is 2^-9 of a number at most, 200 of them much more."""
+    monkeypatch.setattr(loss_kernels, "_num_extra", lambda *_: extra)
     monkeypatch.setattr(loss_kernels, "CHUNK_ROWS", 16)
     h, w, b, y = make(3200, 16, 11, HALF)
     weight = torch.linspace(0.5, 2, len(h)) if is_weighted else None

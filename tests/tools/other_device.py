@@ -178,8 +178,9 @@ def training_waits(name: str) -> Any:
 
 
 def run_waits(name: str) -> dict[str, Any]:
-    """Per batch of an evaluation and per step of samplers, of a stored run."""
+    """Per batch of an evaluation, step of samplers and text that is scored, of a stored run."""
     import bellmask
+    from bellmask.evaluate import scorer
 
     run = bellmask.load_run(name, device="cpu")
     blocks, found = run.blocks()[1], {}
@@ -189,6 +190,9 @@ def run_waits(name: str) -> dict[str, Any]:
         works: dict[str, tuple[Callable[[int], object], int]] = {
             f"evaluate {name}": (lambda n: run.evaluate(blocks.slice(0, 8 * n), batch_size=8), 1)
         }
+        if name == "cpt":  # its causal LM as a scorer of texts: one wait per text
+            losses = functools.partial(scorer._causal_lm_losses, run.model.language_model)
+            works["score"] = (lambda n: losses([scorer.Request((1,), (2, 3))] * n), 1)
         if run.framework.is_causal:
             works[f"sample {name}"] = (lambda n: run.sample(2, length=n), 4)
         else:

@@ -228,12 +228,35 @@ def test_options_that_do_not_apply_are_named(options, size, named, kernel, small
 
 
 @pytest.mark.parametrize("objective", ["bell --law gaussian", "nelbo --law uniform"])
-def test_none_compiles_on_gpus_where_both_objectives_have_the_same_loss(objective, small_config):
+def test_none_compiles_on_gpus_where_both_objectives_have_the_same_loss(
+    objective, small_config, monkeypatch
+):
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
     options = f"--train.compile None --train.precision float32 --objective {objective}".split()
     config = small_config(*options)
     told = plan_parallel(config, World(device=GPU)).describe()
     assert (told["compile"], told["loss_kernel"]) == ("blocks", "compiled")
     assert plan_parallel(config, World()).describe()["compile"] == "off"
+
+
+def test_blocks_are_not_compiled_without_a_compiler(small_config, monkeypatch):
+    """By default a note says so; on request it is an error."""
+    given, auto = (
+        small_config("--train.precision", "float32", "--train.compile", what)
+        for what in ("True", "None")
+    )
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    for world, variable in ((World(device=GPU), "CC"), (World(), "CXX")):
+        with pytest.raises(UserError, match=f"train.compile needs .* variable {variable} "):
+            plan_parallel(given, world)
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    plan = plan_parallel(auto, World(device=GPU))
+    assert (plan.is_compiled, plan.loss_kernel) == (False, "torch")
+    assert plan.notes == (
+        "blocks are not compiled: train.compile needs triton, and a GPU that it supports",
+    )
 
 
 @pytest.mark.parametrize(
