@@ -438,7 +438,7 @@ def test_scorers_are_found_by_their_folders_and_others_refused(zoo, tmp_path, mo
     (tmp_path / "empty").mkdir()
     for name, more, words in (
         (zoo / "bell", {}, "mdm"),
-        (tmp_path / "empty", {}, "--scorer"),
+        (tmp_path / "empty", {}, "cannot load scorer"),
         (tmp_path / "none", {}, "none"),
         ("gpt2-large", {"context": 1}, "--context"),
     ):
