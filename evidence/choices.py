@@ -349,8 +349,8 @@ class Asker:
 
     def scorer(self, kind: Kind, draws: int, is_common: bool = True) -> Scorer:
         """The run with one way of estimating."""
-        estimator = Estimator(kind, draws, self.longest_exact, is_common)
-        return Scorer(self.run, estimator, batch_tokens=self.batch_tokens)
+        how = (kind, draws, self.longest_exact, self.batch_tokens, is_common)
+        return Scorer(self.run, Estimator(*how))
 
     def score(
         self, scorer: Scorer, seed: int = 0, wanted_NC: NDArray[np.bool_] | None = None
@@ -421,7 +421,7 @@ def _check(options: ChoiceOptions) -> None:
         raise UserError("--tasks needs at least one task, each once")
     if options.batch_tokens < 1:
         raise UserError(f"--batch-tokens must be at least 1, got {options.batch_tokens}")
-    Estimator(longest_exact=options.longest_exact).check()
+    Estimator(longest_exact=options.longest_exact).check_estimator()
 
 
 def _questions(task: str, options: ChoiceOptions) -> tuple[list[ChoiceItem], str]:

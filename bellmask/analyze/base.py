@@ -16,13 +16,12 @@ from typing import Annotated, Any
 import tyro
 from matplotlib.figure import Figure
 
-from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.diffusion.frameworks import Framework
 from bellmask.evaluate.suite import write_results
 from bellmask.report.figures import save_figure
 from bellmask.storage.runs import NamedRun
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import look_up
 from bellmask.utils.progress import Progress, progress_bar
 from bellmask.utils.table import Table
 
@@ -130,8 +129,6 @@ def main(args: list[str]) -> int:
         print(f"{inspect.getdoc(main)}\n".format(names=names))
         return 0
     name, *rest = args
-    if name.startswith("-"):
-        raise UserError(f"the first argument must be an analysis: {', '.join(ANALYSES)}")
     analysis = open_analysis(name)
     run_analysis(analysis, parse_command(analysis.options, rest, command=f"analyze {name}"))
     return 0
@@ -150,6 +147,6 @@ def run_analysis(analysis: Analysis, options: Any) -> None:
     figure = analysis.figure(numbers)
     if (folder / f"{name}.json").exists():
         print(f"note: replaced the previous results in {folder}; use --out to keep them")
-    write_results(folder, {"analysis": name, "bellmask": __version__, **numbers}, name)
+    write_results(folder, {"analysis": name, **numbers}, name)
     save_figure(figure, folder / name)
     print(f"written: {folder / name}.json, .png and .svg")

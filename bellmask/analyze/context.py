@@ -20,7 +20,8 @@ from torch import Tensor
 
 from bellmask.analyze.base import Analysis, StageOptions, describe_run
 from bellmask.data.blocks import Blocks
-from bellmask.evaluate.likelihood import BlockScorer, references, scorer_of, weighted_mean
+from bellmask.evaluate import likelihood
+from bellmask.evaluate.likelihood import REFERENCES, BlockScorer
 from bellmask.report.figures import COLORS, draw_bins, finish_axes, new_figure
 from bellmask.storage.runs import check_same_text, chosen_steps, open_runs
 from bellmask.utils.errors import UserError, check_least
@@ -127,7 +128,7 @@ def _mean(value_B: Floats, blocks: Blocks) -> dict[str, float] | None:
         return None
     weight = blocks.num_maskable(slice(None)).double().numpy()[is_there]
     cluster = document_clusters(np.asarray(blocks.documents)[is_there])
-    value, error = weighted_mean(value_B[is_there], weight, cluster)
+    value, error = likelihood.weighted_mean(value_B[is_there], weight, cluster)
     return {"value": value, "se": error}
 
 
@@ -150,13 +151,13 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
     first.check_same_data(train)
     blocks = valid.spread(options.blocks)
     bins = context_bins(blocks.block_length, options.bins)
-    known = references(train, blocks, first.tokenizer.num_tokens)
+    known = likelihood.references(train, blocks, first.tokenizer.num_tokens)
     progress.start(sum(map(len, steps.values())))
     found = []
     for run in runs:
         values = []
         for step in steps[run.name]:
-            scorer = scorer_of(run.load(step, options.device), blocks)
+            scorer = likelihood.scorer_of(run.load(step, options.device), blocks)
             values.append(losses_by_bin(scorer, bins, options.seed, options.batch_size))
             progress.advance()
         stages = _stages(steps[run.name], values, bins, blocks)
@@ -167,8 +168,7 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
         "blocks": len(blocks),
         "documents": len(np.unique(blocks.documents)),
         "seed": options.seed,
-        "unigram_cross_entropy": known.unigram,
-        "position_wise_cross_entropy": known.position_wise,
+        **known,
     }
 
 
@@ -219,7 +219,7 @@ def _bin_table(title: str, curves: Mapping[str, Sequence[dict[str, Any]]]) -> Ta
 def _curve_tables(numbers: dict[str, Any]) -> list[Table]:
     last = [(run["name"], run["stages"][-1]) for run in numbers["runs"]]
     curves = {f"{name}, step {stage['step']}": stage["nll"] for name, stage in last}
-    known = [[name, f"{numbers[key]:.3f}"] for name, (key, _) in REFERENCES.items()]
+    known = [[name, f"{numbers[key]:.3f}"] for name, key in REFERENCES.items()]
     return [
         _bin_table("NLL by observed tokens, nats ± standard error (Fig. 3, left)", curves),
         Table("no context: training counts on validation tokens", ["model", "nats"], known),
@@ -234,11 +234,6 @@ def _drop_tables(numbers: dict[str, Any]) -> list[Table]:
 # Figures
 
 CONTEXT_LABEL = "observed tokens $N_c$"
-REFERENCES = {
-    "unigram": ("unigram_cross_entropy", "--"),
-    "position-wise": ("position_wise_cross_entropy", ":"),
-}
-"""What can be predicted without context: key and line style."""
 
 
 # Paper: Fig. 3
@@ -249,7 +244,7 @@ def curve_figure(numbers: Mapping[str, Any]) -> Figure:
         stage, kind = run["stages"][-1], "exact" if run["is_exact"] else "bound"
         label = f"{run['name']}, step {stage['step']} ({kind})"
         draw_bins(axes, stage["nll"], "value", color=color, label=label)
-    for name, (key, style) in REFERENCES.items():
+    for (name, key), style in zip(REFERENCES.items(), ("--", ":")):
         label = f"{name} cross-entropy"
         axes.axhline(numbers[key], color="0.35", linestyle=style, linewidth=1.2, label=label)
     finish_axes(axes, CONTEXT_LABEL, "NLL of a target token (nats, 95 % interval)", legend=2)

@@ -25,7 +25,7 @@ from bellmask.storage.build import build_model
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.runs import NamedRun, check_all_maskable, open_runs
 from bellmask.utils.distributed import to_float64
-from bellmask.utils.errors import UserError, check_least
+from bellmask.utils.errors import UserError, check_least, refuse
 from bellmask.utils.progress import Progress
 from bellmask.utils.rng import shuffle, stream_key, uniform
 from bellmask.utils.stats import Estimate, plus_minus
@@ -213,7 +213,7 @@ def _measure(options: RadiusOptions | AdditivityOptions, progress: Progress) -> 
 def _check(run: NamedRun, least: int) -> None:
     config = run.config
     is_timed = config.model.modulation == "time" and config.schedule.name != "linear"
-    reasons = {
+    problems = {
         "is a causal model; this analysis needs masked ones": config.framework.name != "mdm",
         "restricts attention to documents; this analysis needs full attention": (
             config.data.document_attention
@@ -223,9 +223,7 @@ def _check(run: NamedRun, least: int) -> None:
             config.data.block_length < least
         ),
     }
-    for reason, is_so in reasons.items():
-        if is_so:
-            raise UserError(f"{run.folder} {reason}")
+    refuse(problems, f"{run.folder} ")
 
 
 def _rows(blocks: Blocks, draws: int, least: int) -> list[Tensor]:

@@ -87,23 +87,14 @@ def measure_time_laws(options: TimeLawsOptions, progress: Progress) -> dict[str,
     if not options.laws:
         raise UserError("--laws needs at least one law, for example gaussian:0.5,0.1")
     laws = {text: parse_law(text) for text in options.laws}
-    described: dict[str, Any] = {}
+    length, described = options.length, dict[str, Any]()
     progress.start(len(laws))
     for text, law in laws.items():
-        described[text] = describe_law(law, options.length)
+        described[text] = describe_law(law, length)
         progress.advance()
-    return {
-        "length": options.length,
-        "contexts": contexts(options.length),
-        "t": TIMES.tolist(),
-        "laws": described,
-    }
-
-
-def contexts(length: int) -> list[int]:
-    """The context counts of the table: both ends and eighths or quarters between them."""
-    inside = [length // 8, length // 4, length // 2, 3 * length // 4]
-    return sorted({0, *inside, length - 1})
+    # of the table: both ends and eighths or quarters between them
+    contexts = sorted({0, length // 8, length // 4, length // 2, 3 * length // 4, length - 1})
+    return {"length": length, "contexts": contexts, "t": TIMES.tolist(), "laws": described}
 
 
 def describe_law(law: TimeLaw, length: int) -> dict[str, Any]:
@@ -194,7 +185,7 @@ class SchedulesOptions(OutOptions):
     Examples:
     bellmask analyze schedules
 
-    bellmask analyze schedules --mu 0.4 --sigma 0.2 --batch-size 128
+    bellmask analyze schedules --mu 0.4 --sigma 0.2
     """
 
     mu: float = 0.5
@@ -203,8 +194,6 @@ class SchedulesOptions(OutOptions):
     """Scale of that gaussian."""
     power: float = 2.0
     """Exponent of the polynomial schedule."""
-    batch_size: int = 512
-    """Sequences in a stratified batch."""
     draws: int = 100_000
     """Times drawn for the histograms."""
     seed: int = 0
@@ -213,7 +202,7 @@ class SchedulesOptions(OutOptions):
 
 def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str, Any]:
     """The numbers of every schedule, all for the same times."""
-    check_least(options, batch_size=1, draws=1)
+    check_least(options, draws=1)
     if not options.power > 0.5:
         raise UserError(
             f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"
@@ -231,27 +220,20 @@ def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str
         raise UserError(str(error)) from None
     generator = torch.Generator().manual_seed(options.seed)
     times = Uniform().sample(options.draws, generator=generator, dtype=torch.float64)
-    described: dict[str, Any] = {}
-    for name, schedule in schedules.items():
-        described[name] = describe_schedule(schedule, times, options.batch_size)
-        progress.advance()
     return {
-        **{name: getattr(options, name) for name in ("mu", "sigma", "batch_size", "draws")},
+        **{name: getattr(options, name) for name in ("mu", "sigma", "draws")},
         "t": TIMES.tolist(),
         "share": SHARES.tolist(),
         "target_density": target.pdf(SHARES).tolist(),
-        "schedules": described,
+        "schedules": {name: describe_schedule(one, times) for name, one in schedules.items()},
     }
 
 
-def describe_schedule(schedule: Schedule, times: Tensor, batch_size: int) -> dict[str, Any]:
+def describe_schedule(schedule: Schedule, times: Tensor) -> dict[str, Any]:
     """One schedule under uniform times.
 
-    A sequence adds w(t) (1 - alpha) = -alpha' to the NELBO, 1 on average. ``widest_two`` is the
-    share of the mask-rate axis that the two widest of the batch's strata stand for.
+    A sequence adds w(t) (1 - alpha) = -alpha' to the NELBO, 1 on average.
     """
-    edges = torch.linspace(0, 1, batch_size + 1, dtype=torch.float64)
-    widths = -torch.diff(schedule.alpha(edges))
     counts, _ = np.histogram(schedule.alpha(times).numpy(), BINS, range=(0, 1))
     return {
         "name": str(schedule),
@@ -261,7 +243,6 @@ def describe_schedule(schedule: Schedule, times: Tensor, batch_size: int) -> dic
         "histogram": (counts * BINS / len(times)).tolist(),
         "mean_mask_rate": Uniform().expectation(lambda t: 1 - schedule.alpha(t)),
         "second_moment": second_moment(schedule),
-        "widest_two": float(widths.topk(min(2, batch_size)).values.sum()),
         "bell_test": asdict(bell_test(Uniform(), schedule)),
     }
 
@@ -288,10 +269,9 @@ def schedules_tables(results: dict[str, Any]) -> list[Table]:
     rows = []
     for name, schedule in results["schedules"].items():
         rate = f"{schedule['mean_mask_rate']:.4f}"
-        noise = [f"{schedule['second_moment']:.5g}", f"{100 * schedule['widest_two']:.3g} %"]
-        rows.append([name, rate, *_bell(schedule["bell_test"]), *noise])
+        noise = f"{schedule['second_moment']:.5g}"
+        rows.append([name, rate, *_bell(schedule["bell_test"]), noise])
     columns = ["schedule", "mean mask rate", *BELL_COLUMNS, "E[(w(1-alpha))^2]"]
-    columns.append(f"axis on 2 of {results['batch_size']}")
     return [Table("mask rates and NELBO weights under uniform times (App. C.4)", columns, rows)]
 
 

@@ -32,14 +32,13 @@ from torch import Tensor
 from bellmask.data.blocks import Blocks
 from bellmask.data.examples import begin_row
 from bellmask.data.tokenizers import Ids, Tokenizer
-from bellmask.generate.fill import fill_rows
+from bellmask.generate.fill import fill_rows, text_before_eos
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, load
 from bellmask.storage.run_folder import read_description
-from bellmask.utils.files import read_object, write_json
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
-from bellmask.utils.store import FileStore, content_key
+from bellmask.utils.store import Store, content_key
 
 Gap = int | Literal["own"]
 """Tokens of the gap for all examples, or each row's own."""
@@ -100,16 +99,11 @@ class ExactMatch:
         return clustered_error(value_B, document_clusters(np.array(self.documents)))
 
 
-def _text(ids: list[int], tokenizer: Tokenizer) -> str:
-    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
-    return tokenizer.decode(np.array(ids[:end], dtype=np.int64)).strip()
-
-
 # An exam: the same examples for several runs; answers are cached in the run folders.
 #
-# Each (run, sampling seed) has its own file under ``RUN/exact_match``, named by a key of everything
-# that determines the answers. Existing answers are reused, so an interrupted exam continues, and
-# adding seeds computes only the new ones.
+# Each (run, sampling seed) is a line of ``RUN/exact_match.jsonl`` under a key of everything that
+# determines the answers. Existing answers are reused, so an interrupted exam continues, and adding
+# seeds computes only the new ones.
 
 FORMAT = 2
 """Increased when code changes the answers of a run: old answers are not reused."""
@@ -129,7 +123,7 @@ class Exam:
     def missing(self, folder: Path, step: int) -> list[int]:
         """Seeds that the run has no answers for."""
         store = self._store(folder)
-        return [seed for seed in self.seeds if store.get(self._key(folder, step, seed)) is None]
+        return [seed for seed in self.seeds if self._key(folder, step, seed) not in store]
 
     def take(self, folder: Path, step: int, progress: Progress = NO_PROGRESS) -> ExactMatch:
         """All answers of the run at a step, from the cache or computed now.
@@ -138,16 +132,18 @@ class Exam:
         """
         run = functools.cache(partial(load, folder, checkpoint=str(step)))
 
-        def answer(seed: int) -> list[str]:
-            return self.ask(run(), seed, progress)
+        def answer(seed: int) -> dict[str, Any]:
+            return {"seed": seed, "answers": self.ask(run(), seed, progress)}
 
         store = self._store(folder)
         keys = {seed: self._key(folder, step, seed) for seed in self.seeds}
-        return self.grade([store.get_or_make(k, partial(answer, seed)) for seed, k in keys.items()])
+        records = [store.get_or_make(key, partial(answer, seed)) for seed, key in keys.items()]
+        return self.grade([record["answers"] for record in records])
 
     def grade(self, answers: Sequence[Sequence[str]]) -> ExactMatch:
         """Answers and expected responses: the maskable part, up to the first EOS."""
-        expected = tuple(_text(row[a:b].tolist(), self.tokenizer) for row, a, b in self._rows())
+        given = [row[start:end].tolist() for row, start, end in self._rows()]
+        expected = tuple(text_before_eos(ids, self.tokenizer)[0].strip() for ids in given)
         documents = tuple(self.examples.documents.tolist())
         fingerprint = f"{self.examples.fingerprint}/{self.length}"
         return ExactMatch(expected, tuple(map(tuple, answers)), documents, fingerprint)
@@ -157,7 +153,7 @@ class Exam:
         how: dict[str, Any] = {"seed": seed, "batch_size": self.batch_size, "progress": progress}
         how["longest"] = self.examples.block_length
         made = fill_rows(run, self.canvases(run), self.sampling, **how)
-        return [_text(one.ids, run.tokenizer) for one in made]
+        return [text_before_eos(one.ids, run.tokenizer)[0].strip() for one in made]
 
     def canvases(self, run: Loaded) -> list[Tensor]:
         """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
@@ -176,19 +172,10 @@ class Exam:
         starts, ends = blocks.row_starts(every).tolist(), blocks.row_lengths(every).tolist()
         return zip(blocks.rows(every).numpy(), starts, ends, strict=True)
 
-    def _store(self, folder: Path) -> FileStore[list[str]]:
-        def read(path: Path) -> list[str]:
-            answers = read_object(path).get("answers")
-            if not isinstance(answers, list) or len(answers) != len(self.examples):
-                raise ValueError("not the answers to these examples")
-            return answers
-
-        def write(answers: list[str], path: Path) -> None:
-            write_json(path, {"answers": answers}, ensure_ascii=False)
-
-        return FileStore(folder / "exact_match", ".json", read, write)
+    def _store(self, folder: Path) -> Store:
+        return Store(folder / "exact_match.jsonl")
 
     def _key(self, folder: Path, step: int, seed: int) -> str:
         run, fingerprint = read_description(folder).get("id"), self.examples.fingerprint
         settings = [FORMAT, run, step, fingerprint, self.length, asdict(self.sampling), seed]
-        return f"seed-{seed}-{content_key(settings)}"
+        return content_key(settings)

@@ -30,8 +30,8 @@ from bellmask.data.tokenizers import Ids
 from bellmask.evaluate.likelihood import perplexity_of
 from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
-from bellmask.generate.canvas import Step
 from bellmask.generate.fill import fill_canvas, run_canvas
+from bellmask.generate.sampler import Step
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import hash_weights
 from bellmask.report.figures import COLORS, finish_axes, new_figure, save_figure
@@ -268,7 +268,8 @@ def measure(
     subjects: Sequence[Subject], scorer: TextScorer, folder: Path, progress: Progress = NO_PROGRESS
 ) -> list[Numbers]:
     """Every cell of every subject: a record per subject, its cells by setting and seed."""
-    samples = Store(folder / "samples.jsonl", _is_sample)
+    lists = {"documents": list, "ids": list}
+    samples = Store(folder / "samples.jsonl", lambda record: has_kinds(record, lists))
     scores = Store(folder / "scores.jsonl")
     progress.start(sum(s.num * len(s.settings) * len(s.seeds) for s in subjects))
     half = progress.scaled(0.5)
@@ -294,12 +295,6 @@ def measure(
         return [_summary(nfe, [cell(one, nfe, seed) for seed in one.seeds]) for nfe in one.settings]
 
     return [{"name": one.name, **one.about, "settings": settings(one)} for one in subjects]
-
-
-def _is_sample(record: dict[str, Any]) -> bool:
-    return has_kinds(
-        record, {"documents": list, "ids": list, "calls": (int, float, type(None))}
-    ) and all(isinstance(text, str) for text in record["documents"])
 
 
 # Paper: Table 8
@@ -446,13 +441,10 @@ def _draw(axes: Axes, record: Mapping[str, Any], color: str, style: str, markers
     look: dict[str, Any] = {"capsize": 2, "elinewidth": 0.7, "linewidth": 1.4, "color": color}
     look |= {"markersize": markersize, "label": record["name"]}
     axes.errorbar(x, y, y_error, x_error, style, **look)
-    # only the lowest and highest NFE: labels in between would overlap
-    ends = sorted([*settings[:1], *settings[1:][-1:]], key=lambda s: -s["mean"]["perplexity"])
-    for s, side, across, up in zip(ends, (1, -1), ("left", "right"), ("bottom", "top")):
+    for s in [*settings[:1], *settings[1:][-1:]]:  # labels in between would overlap
         if s["nfe"] is not None:
-            at, shift = (s["mean"]["entropy"], s["mean"]["perplexity"]), (6 * side, 5 * side)
-            text: dict[str, Any] = {"ha": across, "va": up, "fontsize": 7, "color": color}
-            axes.annotate(f"{s['nfe']}", at, shift, textcoords="offset points", **text)
+            at, text = (s["mean"]["entropy"], s["mean"]["perplexity"]), f"{s['nfe']}"
+            axes.annotate(text, at, (6, 5), textcoords="offset points", fontsize=7, color=color)
 
 
 # The command
@@ -503,7 +495,6 @@ def _measure(options: GenerativeOptions, world: World, folder: Path) -> None:
         found = measure([*runs, *texts], scorer, folder, progress)
     numbers = {
         "suite": "generative",
-        "bellmask": __version__,
         "scorer": {"name": scorer.name, "context": scorer.context, "rule": scorer.rule},
         "counting": COUNTING,
         "sampling": {**asdict(options.sampling), "steps": list(options.nfe)},

@@ -2,9 +2,9 @@
 
 The judge is a model behind an endpoint, which sees both orders, or a local causal LM that compares
 likelihoods. Prompts and answers are in :mod:`bellmask.evaluate.judge_prompts`, requests and their
-cost in :mod:`bellmask.evaluate.judge_endpoint`, rates and their errors in
-:mod:`bellmask.evaluate.judge_stats`. Answers, requests and verdicts are cached: an interrupted
-command continues, and no request is sent twice.
+cost in :mod:`bellmask.evaluate.judge_endpoint`. Answers, requests and verdicts are cached: an
+interrupted command continues, and no request is sent twice. Win rates have errors over tasks:
+turns of one task move together, so a task is a cluster.
 """
 
 from __future__ import annotations
@@ -12,30 +12,33 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.readers import cache_folder
-from bellmask.evaluate import judge_endpoint, judge_prompts, judge_stats
+from bellmask.evaluate import judge_endpoint, judge_prompts
 from bellmask.evaluate.judge_endpoint import Budget, ChatRequest, EndpointOptions, Transcript
 from bellmask.evaluate.judge_prompts import Answers, Benchmark, Judged, Pair, Said, Side, Style
-from bellmask.evaluate.scorer import TextScore, TextScorer, load_scorer
+from bellmask.evaluate.scorer import TextScorer, load_scorer
 from bellmask.evaluate.suite import write_results
 from bellmask.generate.answers import default_length
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import OWN, LoadOptions, is_export
 from bellmask.storage.run_folder import read_config
+from bellmask.utils import stats
 from bellmask.utils.console import print_lines
-from bellmask.utils.errors import UserError, check_least
+from bellmask.utils.errors import UserError, check_least, refuse
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
-from bellmask.utils.stats import plus_minus
+from bellmask.utils.stats import Estimate, Floats, Labels, clustered_error, plus_minus
 from bellmask.utils.store import Store, content_key
 from bellmask.utils.table import Table, markdown_page
 
@@ -44,6 +47,7 @@ logger = logging.getLogger(__name__)
 # Options
 
 LOCAL = "local:"
+Numbers = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +97,6 @@ class PairwiseOptions(LoadOptions):
     """Endpoint and rate limits of the judge."""
     style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
     """Prompt style of the judge; auto: the benchmark's own."""
-    measure: Literal["per-token", "raw"] = "per-token"
-    """For a local judge: mean or sum of an answer's log-likelihood."""
     price_in: float | None = None
     """US dollars per million input tokens; known for some of OpenAI's models."""
     price_out: float | None = None
@@ -105,11 +107,6 @@ class PairwiseOptions(LoadOptions):
     dry_run: bool = False
     """Print the maximum cost and stop: no model is loaded, no answer written, nothing
     sent. No key is needed."""
-    difficulty: str | None = None
-    """AlpacaEval's instruction_difficulty.csv; with --gamed, adds its full length-controlled rate,
-    which is calibrated for B = gpt4_1106_preview's outputs."""
-    gamed: str | None = None
-    """AlpacaEval's df_gamed.csv."""
     data_dir: str | None = None
     """Folder with alpaca_eval.json (or a model_outputs.json), instead of the hub."""
     out: str = "runs/judge"
@@ -129,27 +126,20 @@ def check_options(options: PairwiseOptions) -> None:
     check_folder(options.out)
     check_least(options, seeds=1, tasks=0)
     options.sampling.check()
-    has_difficulty, has_gamed = options.difficulty is not None, options.gamed is not None
-    judge, is_other = options.judge.removeprefix(LOCAL), options.benchmark != "alpaca-eval"
+    judge = options.judge.removeprefix(LOCAL)
     a, b = Path(options.a).resolve(), Path(options.b).resolve()
-    is_measured = options.measure != "per-token"
     prices = (options.max_usd, options.price_in, options.price_out)
     of_endpoint = (options.style, options.endpoint, *prices)
     is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
-    refusals = {
+    problems = {
         "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
-        "--difficulty and --gamed must be given together": has_difficulty != has_gamed,
-        "--difficulty and --gamed need --benchmark alpaca-eval": has_difficulty and is_other,
         f"A and B are both {options.a}: there is nothing to compare": a == b,
         "--style, --max-usd, --price-in, --price-out and the endpoint's options (--base-url, "
         f"...) need a judge at an endpoint, not {options.judge}": (
             options.is_local and is_endpoint_asked
         ),
-        f"--measure needs a local judge, not {options.judge}": is_measured and not options.is_local,
     }
-    for words, is_wrong in refusals.items():
-        if is_wrong:
-            raise UserError(words)
+    refuse(problems)
     if not options.is_local:
         options.endpoint.check()
         open_budget(options)
@@ -291,8 +281,6 @@ class EndpointJudge:
 TIE_MARGIN = 1e-5
 """Log-likelihoods, in nats per token, that differ by less are a tie: this is the accuracy of
 sums."""
-LOCAL_CHUNK = 16
-"""Pairs whose likelihoods are computed before they are stored."""
 Score = dict[str, Any]
 """Of an answer: its log_likelihood in nats; num_tokens, 0 for an empty answer and where the request
 alone fills the model's context; is_exact: the request's tokens are the same with and without the
@@ -301,24 +289,20 @@ EMPTY: Score = {"log_likelihood": 0.0, "num_tokens": 0, "is_exact": True, "is_cu
 
 
 class LocalJudge:
-    """A causal LM's likelihood; outcomes are cached."""
+    """A causal LM's likelihood; outcomes are cached, each as soon as it is there."""
 
-    def __init__(self, scorer: TextScorer, path: Path, measure: str = "per-token") -> None:
-        self._scorer, self._is_mean = scorer, measure == "per-token"
-        self._store = Store(path)
+    def __init__(self, scorer: TextScorer, path: Path) -> None:
+        self._scorer, self._store = scorer, Store(path)
         self.label = f"likelihood of {scorer.name}, not a judgment of quality"
-        self._fingerprint = f"{scorer.fingerprint}/{measure}"
+        self._fingerprint = f"{scorer.fingerprint}/per-token"
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judged]:
-        """Cached outcomes, then the others in chunks."""
         unique = {self._key(pair): pair for pair in pairs}
         missing = self._store.missing(unique)
         with progress_bar("judging", "verdicts", len(missing)) as progress:
-            for start in range(0, len(missing), LOCAL_CHUNK):
-                chunk = missing[start : start + LOCAL_CHUNK]
-                known = self._scores([unique[key] for key in chunk])
-                self._store.add({"key": key, **self._outcome(unique[key], known)} for key in chunk)
-                progress.advance(len(chunk))
+            for key in missing:
+                self._store.add([{"key": key, **self._outcome(unique[key])}])
+                progress.advance()
         judged = []
         for pair in pairs:
             record = self._store[self._key(pair)]
@@ -326,17 +310,11 @@ class LocalJudge:
             judged.append(Judged(pair, record["result"], record["preference"], grounds))
         return judged
 
-    def _scores(self, pairs: Sequence[Pair]) -> dict[str, TextScore]:
-        said = [(pair, side) for pair in pairs for side in (pair.answers_a, pair.answers_b)]
-        both = [_with_and_without(*one) for one in said if one[1][-1].strip()]
-        texts = list(dict.fromkeys(text for texts in both for text in texts))
-        return dict(zip(texts, self._scorer.score([(text,) for text in texts]), strict=True))
-
-    def _outcome(self, pair: Pair, known: Mapping[str, TextScore]) -> dict[str, Any]:
+    def _outcome(self, pair: Pair) -> dict[str, Any]:
         """An empty answer (only white space) loses to a non-empty one; two are a tie. If the
         request leaves no room for an answer in the model's context, the pair is unreadable.
         """
-        a, b = (_answer_score(pair, said, known) for said in (pair.answers_a, pair.answers_b))
+        a, b = (self._score(pair, said) for said in (pair.answers_a, pair.answers_b))
         has_a, has_b = (bool(said[-1].strip()) for said in (pair.answers_a, pair.answers_b))
         counts = (a["num_tokens"], b["num_tokens"])
         if pair.is_same or not (has_a or has_b):
@@ -346,12 +324,28 @@ class LocalJudge:
         elif not (has_a and has_b):
             result = "win" if has_a else "loss"
         else:
-            sizes = counts if self._is_mean else (1, 1)
-            margin = TIE_MARGIN * max(counts) / max(sizes)
-            gain = a["log_likelihood"] / sizes[0] - b["log_likelihood"] / sizes[1]
-            result = "tie" if abs(gain) <= margin else "win" if gain > 0 else "loss"
+            gain = a["log_likelihood"] / counts[0] - b["log_likelihood"] / counts[1]
+            result = "tie" if abs(gain) <= TIE_MARGIN else "win" if gain > 0 else "loss"
         about = {"task": pair.task.id, "turn": pair.turn + 1, "a": a, "b": b}
         return about | {"result": result, "preference": judge_prompts.VALUES[result]}
+
+    def _score(self, pair: Pair, said: Said) -> Score:
+        """Of the text with the answer minus the text before it, which ends in a colon, so that the
+        answer starts a new token.
+        """
+        if not (answer := said[-1].strip()):
+            return EMPTY
+        turns = zip(pair.task.turns, said[:-1])
+        earlier = [f"Question: {asked}\nAnswer: {reply.strip()}\n\n" for asked, reply in turns]
+        text = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
+        before, whole = self._scorer.score([(text,), (f"{text} {answer}",)])
+        count = max(0, whole.num_tokens - before.num_tokens)
+        return {
+            "log_likelihood": before.nll - whole.nll if count else 0.0,
+            "num_tokens": count,
+            "is_exact": whole.ids[: len(before.ids)] == before.ids,
+            "is_cut": whole.is_cut,
+        }
 
     def _key(self, pair: Pair) -> str:
         said = [pair.task.turns[: pair.turn + 1], pair.answers_a, pair.answers_b]
@@ -371,39 +365,282 @@ class LocalJudge:
         return {"fingerprint": self._fingerprint}, [line for line, count in lines.items() if count]
 
 
-def _with_and_without(pair: Pair, said: Said) -> tuple[str, str]:
-    """Text before the answer, and text with it. The former ends in a colon, so that the answer
-    starts a new token.
+# Length-controlled win rates between two models, with two terms.
+#
+# The preference for A is a logistic function of a constant and tanh(length difference / its
+# standard deviation); its prediction at difference 0 is the length-controlled win rate. Two terms,
+# because instruction difficulties and calibration rows of AlpacaEval's model are specific to its
+# own baseline. The fit has no penalty, so that the rate is not pulled to one half; if no finite
+# fit exists, a small ridge is used and the result says so. Swapping A and B turns a rate r into
+# exactly 1 - r.
+#
+# N judged answers.
+
+RIDGE = 0.01
+"""Weight of |b|²/2 in the summed loss; used only if the answers separate perfectly."""
+SURE = 1e-6
+"""A preference this close to 0 or 1 counts as certain in the separation test."""
+SMALLEST_STEP = 1e-11
+"""Convergence tolerance of the coefficients."""
+MAX_STEPS = 100
+SAME_DIFFERENCE = "all length differences are equal: the effect of length cannot be estimated"
+
+
+@dataclass(frozen=True)
+class LengthControlled:
+    """A length-controlled win rate, between 0 and 1, as stored in judge.json."""
+
+    value: float = float("nan")
+    """nan if the effect of length cannot be separated."""
+    error: float = float("nan")
+    """Standard error over tasks; nan where there is none."""
+    constant: float = float("nan")
+    slope: float = float("nan")
+    """Of tanh(length difference / scale): above 0, longer answers win more often."""
+    scale: float = 0.0
+    """Standard deviation of the length differences, in characters."""
+    note: str | None = None
+    """A note on this number."""
+    is_usable: bool = True
+    """False if the rate depends on the ridge or is an extrapolation."""
+
+
+# Paper: Table 5
+def two_term(
+    preference: Floats, length_a: Floats, length_b: Floats, cluster: Labels
+) -> LengthControlled:
+    """Fit on preferences for A in [0, 1] and lengths of the answers in characters.
+
+    Answers with the same ``cluster`` (turns of one question) are not independent: the error, by the
+    delta method on a sandwich variance, sums their scores first.
     """
-    turns = zip(pair.task.turns, said[:-1])
-    earlier = [f"Question: {asked}\nAnswer: {answer.strip()}\n\n" for asked, answer in turns]
-    before = "".join(earlier) + f"Question: {pair.task.turns[pair.turn]}\nAnswer:"
-    return before, f"{before} {said[-1].strip()}"
+    y_N, difference_N = preference, length_a - length_b
+    if not len(y_N):
+        return LengthControlled(note="nothing was judged", is_usable=False)
+    scale = float(difference_N.std(ddof=1)) if len(y_N) > 1 else 0.0
+    if scale:
+        found = _with_slope(y_N, difference_N / scale, cluster)
+    elif difference_N[0]:
+        found = LengthControlled(note=SAME_DIFFERENCE)
+    else:
+        rate = float(y_N.mean())
+        with np.errstate(divide="ignore"):
+            constant = float(np.log(rate) - np.log1p(-rate))
+        note = "all answers have the length of their rivals: the plain win rate"
+        found = LengthControlled(rate, clustered_error(y_N, cluster), constant, 0.0, note=note)
+    notes, is_usable = [found.note], found.is_usable
+    for word, is_beyond in (("shorter", difference_N < 0), ("longer", difference_N > 0)):
+        if is_beyond.all():
+            reach = "so equal length is an extrapolation"
+            notes.append(f"A's answers are all {word} than B's, {reach}")
+            is_usable = False
+    if not is_usable and np.isfinite(found.value):
+        notes.append("the fitted rate is in judge.json only")
+    joined = "; ".join(filter(None, notes)) or None
+    return replace(found, scale=scale, note=joined, is_usable=is_usable)
 
 
-def _answer_score(pair: Pair, said: Said, known: Mapping[str, TextScore]) -> Score:
-    if not said[-1].strip():
-        return EMPTY
-    before, whole = (known[text] for text in _with_and_without(pair, said))
-    count = max(0, whole.num_tokens - before.num_tokens)
+def _with_slope(y_N: Floats, difference_N: Floats, cluster: Labels) -> LengthControlled:
+    x_N2 = np.stack([np.ones(len(y_N)), np.tanh(difference_N)], axis=1)
+    is_separated = separates(x_N2[:, 1], y_N)
+    b_2 = fit(x_N2, y_N, ridge=RIDGE if is_separated else 0.0)
+    rate, constant, slope = float(sigmoid(b_2[:1])[0]), float(b_2[0]), float(b_2[1])
+    if is_separated:
+        note = (
+            f"wins and losses separate perfectly, so no finite fit exists: fitted with a ridge of "
+            f"{RIDGE}, without a standard error"
+        )
+        return LengthControlled(rate, constant=constant, slope=slope, note=note, is_usable=False)
+    error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster)[0, 0]))
+    return LengthControlled(rate, error, constant, slope)
+
+
+def separates(x_N: Floats, y_N: Floats) -> bool:
+    """True if some threshold on x has all wins on one side and all losses on the other.
+
+    Both may lie on the threshold itself. Then, and only then, the likelihood has no maximum.
+    """
+    won, lost = x_N[y_N > SURE], x_N[y_N < 1 - SURE]
+    if not len(won) or not len(lost):
+        return True
+    return bool(won.min() >= lost.max() or lost.min() >= won.max())
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x)), without overflow."""
+    return np.exp(-np.logaddexp(0.0, -x))
+
+
+def fit(x_NK: Floats, y_N: Floats, *, ridge: float = 0) -> Floats:
+    """Coefficients of a logistic regression on soft labels, which minimize the summed loss +
+    ridge |b|^2 / 2: Newton steps, halved where one increases it.
+    """
+
+    def objective(b_K: Floats) -> float:
+        z_N = x_NK @ b_K
+        return float((np.logaddexp(0.0, z_N) - y_N * z_N).sum() + ridge / 2 * b_K @ b_K)
+
+    b_K = np.zeros(x_NK.shape[1])
+    for _ in range(MAX_STEPS):
+        p_N = sigmoid(x_NK @ b_K)
+        slope_K = x_NK.T @ (p_N - y_N) + ridge * b_K
+        bend_KK = _bend(x_NK, p_N) + ridge * np.eye(len(b_K))
+        step_K = -np.linalg.pinv(bend_KK, hermitian=True) @ slope_K
+        now, share = objective(b_K), 1.0
+        while objective(b_K + share * step_K) > now and share > SMALLEST_STEP:
+            share /= 2
+        b_K = b_K + share * step_K
+        if np.abs(step_K).max() < SMALLEST_STEP:
+            break
+    return b_K
+
+
+def _bend(x_NK: Floats, p_N: Floats) -> Floats:
+    """[K, K] curvature of the summed loss."""
+    return (x_NK.T * (p_N * (1 - p_N))) @ x_NK
+
+
+def sandwich(x_NK: Floats, y_N: Floats, b_K: Floats, cluster_N: Labels) -> Floats:
+    """[K, K] variance of the coefficients; labels need not be coin tosses, nor rows independent."""
+    p_N = sigmoid(x_NK @ b_K)
+    bend_KK = _bend(x_NK, p_N)
+    _, place_N = np.unique(cluster_N, return_inverse=True)
+    count = int(place_N.max()) + 1
+    if count < 2:
+        return np.full(bend_KK.shape, np.nan)
+    score_GK = np.zeros((count, x_NK.shape[1]))
+    np.add.at(score_GK, place_N, x_NK * (y_N - p_N)[:, None])
+    inverse_KK = np.linalg.pinv(bend_KK, hermitian=True)
+    return inverse_KK @ (score_GK.T @ score_GK) @ inverse_KK * (count / (count - 1))
+
+
+# Win rates of judged pairs → the numbers of judge.json: of each seed, and over seeds (Table 5).
+
+COUNTS = {"wins": "win", "losses": "loss", "ties": "tie", "unreadable": "unreadable"}
+PARTS: dict[str, Callable[[Judged], str]] = {
+    "by_category": lambda one: one.pair.task.category,
+    "by_turn": lambda one: str(one.pair.turn + 1),
+}
+ZERO = 1e-12
+"""Smaller errors are 0 up to rounding."""
+
+
+def columns(judged: Sequence[Judged]) -> tuple[Floats, Floats, Floats, Labels]:
+    """Of what is readable: preferences for A, characters of A's and B's answers to the turn that
+    was judged, and tasks, the clusters of all errors.
+    """
+    known = [one for one in judged if one.preference is not None]
+    y_N = np.array([one.preference for one in known], dtype=np.float64)
+    length_a = np.array([len(one.pair.answers_a[-1]) for one in known], dtype=np.float64)
+    length_b = np.array([len(one.pair.answers_b[-1]) for one in known], dtype=np.float64)
+    return y_N, length_a, length_b, np.array([one.pair.task.index for one in known], dtype=np.int64)
+
+
+# Paper: Table 5
+def win_rates(judged: Sequence[Judged]) -> dict[str, Estimate]:
+    """Rates with their errors over tasks, of which there are ``n``.
+
+    The win rate is the mean preference for A: ties count half, a judge's probabilities as they are.
+    The non-tie rate is wins / (wins + losses), the paper's MT-Bench number (Tab. 5). Unreadable
+    verdicts are excluded.
+    """
+    y_N, _, _, task_N = columns(judged)
+    decided = [one for one in judged if one.result in ("win", "loss")]
+    won_N = np.array([one.result == "win" for one in decided], dtype=np.float64)
+    return {"win_rate": _mean(y_N, task_N), "non_tie": _mean(won_N, columns(decided)[-1])}
+
+
+def _mean(value_N: Floats, task_N: Labels) -> Estimate:
+    if not len(value_N):
+        return Estimate(float("nan"), float("nan"), 0)
+    error = clustered_error(value_N, task_N)
+    return Estimate(float(value_N.mean()), error, len(np.unique(task_N)))
+
+
+def count_results(judged: Sequence[Judged]) -> dict[str, int]:
+    """Numbers of wins, losses, ties and unreadable verdicts."""
+    results = Counter(str(one.result) for one in judged)
+    return {name: results[result] for name, result in COUNTS.items()}
+
+
+def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
+    """By category or turn, in the benchmark's order."""
+    groups: dict[str, list[Judged]] = {}
+    for one in judged:
+        groups.setdefault(PARTS[part](one), []).append(one)
+    return groups
+
+
+def seed_numbers(judged: Sequence[Judged]) -> Numbers:
+    """Rates of one seed; each headline has a value and its standard error over tasks."""
+
+    def rates(judged: Sequence[Judged]) -> Numbers:
+        found = win_rates(judged).items()
+        return {name: {"value": rate.value, "error": rate.se} for name, rate in found}
+
+    numbers: Numbers = {
+        "counts": count_results(judged),
+        **rates(judged),
+        "length_controlled": asdict(two_term(*columns(judged))),
+        "mean_length_a": float(np.mean([len(one.pair.answers_a[-1]) for one in judged])),
+        "mean_length_b": float(np.mean([len(one.pair.answers_b[-1]) for one in judged])),
+    }
+    for part in PARTS:
+        groups = split(judged, part).items()
+        numbers[part] = {name: count_results(group) | rates(group) for name, group in groups}
+    return numbers
+
+
+def summarize(results: Sequence[Numbers], judged: Sequence[Sequence[Judged]]) -> Numbers:
+    """Mean ± deviation over seeds of every headline that there is, and of categories and turns.
+
+    ``judged`` holds the outcomes of each seed: errors over tasks come from all of them together,
+    around the rate of all. A task is one cluster, whichever the seed.
+    """
+    everything = [one for seed in judged for one in seed]
+    rates, pooled = win_rates(everything), two_term(*columns(everything))
+    rates["length_controlled"] = Estimate(pooled.value, pooled.error, rates["win_rate"].n)
+    found = {
+        name: _over_seeds([result[name] for result in results], _known_error(rate))
+        for name, rate in rates.items()
+    }
+    is_usable = all(result["length_controlled"]["is_usable"] for result in results)
+    found["length_controlled"]["is_usable"] = is_usable
+    for part in PARTS:
+        found[part] = {}
+        for name, group in split(everything, part).items():
+            found[part][name] = count_results(group) | {
+                rate: _over_seeds([one[part][name][rate] for one in results], _known_error(value))
+                for rate, value in win_rates(group).items()
+            }
+    return found
+
+
+def _known_error(rate: Estimate) -> float | None:
+    """nan for an error of 0 over few tasks, which is not informative."""
+    is_certain = rate.se is not None and rate.se < ZERO
+    return float("nan") if is_certain and rate.n < stats.MIN_CLUSTERS else rate.se
+
+
+def _over_seeds(values: Sequence[Numbers], error: float | None) -> Numbers:
+    """Mean ± sample deviation of what is a number (Tab. 5 has five seeds); error over tasks."""
+    known = np.array([one["value"] for one in values if np.isfinite(one["value"])])
     return {
-        "log_likelihood": before.nll - whole.nll if count else 0.0,
-        "num_tokens": count,
-        "is_exact": whole.ids[: len(before.ids)] == before.ids,
-        "is_cut": whole.is_cut,
+        "mean": float(known.mean()) if len(known) else float("nan"),
+        "deviation": float(known.std(ddof=1)) if len(known) > 1 else float("nan"),
+        "count": len(known),
+        "error": error,
     }
 
 
-# Parts built from options: benchmark, calibration, sides and judge.
+# Parts built from options: benchmark, sides and judge.
 
 
 def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     """The benchmark, or some of its tasks. Two files of outputs to AlpacaEval hold it."""
-    paths = [Path(options.a), Path(options.b)]
     is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
-    is_held = is_asked and all(path.is_file() for path in paths)
-    if is_held and not any(judge_prompts.read_outputs(path).is_by_id for path in paths):
-        found = judge_prompts.alpaca_of_outputs(paths[0])
+    if is_asked and Path(options.a).is_file() and Path(options.b).is_file():
+        found = judge_prompts.alpaca_of_outputs(Path(options.a))
         logger.info(
             f"judging answers to the {len(found.tasks)} instructions in {options.a}; for others "
             "give --data-dir or --benchmark FILE"
@@ -412,24 +649,6 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
         cache = cache_folder(options.cache_dir)
         found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)
     return found.some(options.tasks) if options.tasks else found
-
-
-def open_calibration(
-    options: PairwiseOptions, benchmark: Benchmark
-) -> judge_stats.Calibration | None:
-    """Calibration of AlpacaEval's full model, if its files are given."""
-    if options.difficulty is None or options.gamed is None:
-        return None
-    if benchmark.name != "alpaca-eval":
-        raise UserError(
-            f"--difficulty needs a task's index among AlpacaEval's 805 instructions, which "
-            f"{options.a} does not contain in full: give their folder with --data-dir FOLDER"
-        )
-    found = judge_stats.read_calibration(Path(options.difficulty), Path(options.gamed))
-    missing = [task.index for task in benchmark.tasks if task.index not in found.difficulty]
-    if missing:
-        raise UserError(f"{options.difficulty} has no instruction number {missing[0]}")
-    return found
 
 
 def open_sides(options: PairwiseOptions) -> list[Side]:
@@ -452,15 +671,15 @@ def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge 
     """An endpoint's, or a local one."""
     if not options.is_local:
         return endpoint_judge(options, benchmark)
-    name, option = options.judge.removeprefix(LOCAL), f"--judge {LOCAL}NAME"
-    scorer = load_scorer(name, device=options.device, cache=options.cache_dir, option=option)
-    return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl", options.measure)
+    name = options.judge.removeprefix(LOCAL)
+    scorer = load_scorer(name, device=options.device, cache=options.cache_dir)
+    return LocalJudge(scorer, Path(options.out) / "likelihoods.jsonl")
 
 
 def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
     """Reject tasks that a style does not support, before they are answered."""
     name = benchmark.style if options.style == "auto" else options.style
-    style = judge_prompts.open_style(name, options.data_dir, cache_folder(options.cache_dir))
+    style = judge_prompts.open_style(name, cache_folder(options.cache_dir))
     empty = [("",) * len(task.turns) for task in benchmark.tasks]
     for pair in judge_prompts.pairs_of(benchmark.tasks, empty, empty):
         style.write(pair, True)
@@ -469,12 +688,10 @@ def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJu
 
 
 # Table 5's layout: win rates of A against B, on the screen and in Markdown.
-Numbers = Mapping[str, Any]
 TITLES = {
     "win_rate": "win rate (a tie is half a win)",
     "non_tie": "non-tie win rate",
     "length_controlled": "length-controlled, two terms",
-    "published_length_controlled": "length-controlled, AlpacaEval's full model",
 }
 
 
@@ -491,34 +708,31 @@ def tables(numbers: Numbers) -> list[Table]:
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
     columns = ["%", over, "standard error over tasks"]
-    rates = [_rate_row(n, numbers["over_seeds"][n]) for n in TITLES if n in numbers["over_seeds"]]
+    rates = []
+    for name, title in TITLES.items():
+        rate = numbers["over_seeds"][name]
+        shown = [percent(rate["mean"], rate["deviation"]), percent(rate["error"])]
+        # a number without data is misleading
+        rates.append([title, *(shown if rate.get("is_usable", True) else "--")])
     found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
     outcomes = []
     for seed, result in zip(numbers["seeds"], numbers["results"], strict=True):
-        counts = [str(result["counts"][name]) for name in judge_stats.COUNTS]
+        counts = [str(result["counts"][name]) for name in COUNTS]
         lengths = [f"{result[f'mean_length_{side}']:.0f}" for side in "ab"]
         outcomes.append([str(seed), *counts, *lengths])
-    columns = ["seed", *judge_stats.COUNTS, "characters of A", "of B"]
+    columns = ["seed", *COUNTS, "characters of A", "of B"]
     found += [Table("Outcomes for A", columns, outcomes)]
-    for name in judge_stats.PARTS:
+    for name in PARTS:
         word = name.removeprefix("by_")
         rows = []
         for label, one in numbers["over_seeds"][name].items():
-            counts = [str(one[count]) for count in judge_stats.COUNTS]
+            counts = [str(one[count]) for count in COUNTS]
             shown = [percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")]
             rows.append([label, *counts, *shown])
         if len(rows) > 1:
-            columns = [word, *judge_stats.COUNTS, "win rate, %", "non-tie, %"]
+            columns = [word, *COUNTS, "win rate, %", "non-tie, %"]
             found += [Table(f"By {word}, all seeds", columns, rows)]
     return found
-
-
-def _rate_row(name: str, found: Numbers) -> list[str]:
-    if not found.get("is_usable", True):  # a number without data is misleading
-        return [TITLES[name], "-", "-"]
-    # the full model's published error is the spread of its predictions: no error of the rate
-    error = None if name == "published_length_controlled" else found["error"]
-    return [TITLES[name], percent(found["mean"], found["deviation"]), percent(error)]
 
 
 def notes(numbers: Numbers) -> list[str]:
@@ -536,9 +750,8 @@ def notes(numbers: Numbers) -> list[str]:
         ]
     if unreadable := sum(result["counts"]["unreadable"] for result in results):
         lines += [f"{unreadable} pairs without a readable verdict are excluded from all rates."]
-    for name in ("length_controlled", "published_length_controlled"):
-        why = dict.fromkeys((result.get(name) or {}).get("note") for result in results)
-        lines += [f"Win rate, {TITLES[name]}: {note}." for note in why if note]
+    why = dict.fromkeys(result["length_controlled"]["note"] for result in results)
+    lines += [f"Win rate, {TITLES['length_controlled']}: {note}." for note in why if note]
     return [*lines, *numbers["cautions"]]
 
 
@@ -597,25 +810,9 @@ def _pairs(benchmark: Benchmark, sides: Sequence[Answers]) -> dict[int, list[Pai
     return {seed: judge_prompts.pairs_of(benchmark.tasks, a[seed], b[seed]) for seed in a}
 
 
-def _cautions(options: PairwiseOptions, sides: Sequence[Answers], num_tasks: int) -> list[str]:
-    """Notes on the comparison itself."""
-    lines = []
-    if sides[0].about.get("answers", "a") == sides[1].about.get("answers", "b"):
-        lines.append("A and B are the same model: all their answers are the same.")
-    if options.difficulty is not None:
-        lines.append("AlpacaEval's full model holds for B = gpt4_1106_preview's outputs only.")
-        if num_tasks < (every := judge_prompts.NUM_INSTRUCTIONS):
-            lines.append(
-                f"AlpacaEval's full model is calibrated on all {every} instructions; "
-                f"with {num_tasks} of them it is not comparable with the leaderboard."
-            )
-    return lines
-
-
 def _pairwise(options: PairwiseOptions) -> None:
     check_options(options)
     benchmark = chosen_benchmark(options)
-    calibration = open_calibration(options, benchmark)
     if options.dry_run:
         _dry_run(options, benchmark)
         return
@@ -632,10 +829,11 @@ def _pairwise(options: PairwiseOptions) -> None:
 
     found = iter(everything)
     judged = {seed: [next(found) for _ in mine] for seed, mine in pairs.items()}
-    results = [judge_stats.seed_numbers(mine, calibration) for mine in judged.values()]
+    results = [seed_numbers(mine) for mine in judged.values()]
     about_judge, cautions = judge.about(everything)
     cautions = [line for side in answers for line in side.cautions] + cautions
-    cautions += _cautions(options, answers, len(benchmark.tasks))
+    if answers[0].about.get("answers", "a") == answers[1].about.get("answers", "b"):
+        cautions.append("A and B are the same model: all their answers are the same.")
     numbers = {
         "a": {"name": sides[0].name, "given": options.a, **answers[0].about},
         "b": {"name": sides[1].name, "given": options.b, **answers[1].about},
@@ -643,7 +841,7 @@ def _pairwise(options: PairwiseOptions) -> None:
         "num_tasks": len(benchmark.tasks),
         "judge": {"label": judge.label, "is_local": options.is_local, **about_judge},
         "seeds": seeds,
-        "over_seeds": judge_stats.summarize(results, list(judged.values())),
+        "over_seeds": summarize(results, list(judged.values())),
         "results": results,
         "cautions": cautions,
     }

@@ -60,8 +60,6 @@ class EndpointOptions:
     """Timeout of a request in seconds."""
     max_attempts: int = 6
     """Maximum number of attempts per request."""
-    max_wait: float = 600.0
-    """Longest Retry-After to accept, in seconds; a longer one ends the command."""
 
     def check(self) -> None:
         for name, value in asdict(self).items():
@@ -300,6 +298,8 @@ def status_failure(error: Any, sent: Mapping[str, Any]) -> Failure:
 
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0
+LONGEST_RETRY_AFTER = 600.0
+"""In seconds; a longer one ends the command."""
 
 
 def back_off(attempt: int) -> float:
@@ -415,7 +415,7 @@ class Endpoint:
         where = f"the judge at {self.name}"
         if failure.then == "mistake":
             raise UserError(f"{where} rejects requests: {failure.words}")
-        if failure.wait > self.options.max_wait:
+        if failure.wait > LONGEST_RETRY_AFTER:
             raise EndpointError(
                 f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "
                 "run the same command again later"
@@ -443,14 +443,14 @@ class Endpoint:
             words = failure.words.replace("{variable}", shown_variable(self.options.key_variable))
             return replace(failure, words=self._clean(words))
         except sdk.APIConnectionError as error:
-            kinds = _kinds_of_causes(error)
-            words = self._clean(str(error.__cause__ or error)) or type(error).__name__
+            cause = error.__cause__ or error
+            words = self._clean(str(cause)) or type(error).__name__
+            is_sent = type(cause).__name__ not in NOT_SENT
+            is_nobody = not is_sent and "refused" in words
             words = f"the connection failed: {words}"
             if isinstance(error, sdk.APITimeoutError):
                 words = f"no answer within {self.options.time_limit:g} s"
-            is_nobody = "ConnectionRefusedError" in kinds
-            words = "connection refused" if is_nobody else words
-            return Failure(words, may_be_billed=not kinds & NOT_SENT, is_nobody=is_nobody)
+            return Failure(words, may_be_billed=is_sent, is_nobody=is_nobody)
 
     def _clean(self, text: str) -> str:
         key: str = self._client.api_key
@@ -464,15 +464,6 @@ def import_openai() -> Any:
 
 NOT_SENT = {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError"}
 """Errors before a request reached the endpoint, which therefore cannot have billed it."""
-
-
-def _kinds_of_causes(error: BaseException | None) -> set[str]:
-    """Names of the classes of an error and of all that it came from."""
-    names: set[str] = set()
-    while error is not None:
-        names |= {kind.__name__ for kind in type(error).__mro__}
-        error = error.__cause__ or error.__context__
-    return names
 
 
 # Cost: an estimate before anything is sent, and a limit enforced while sending.

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -677,13 +677,10 @@ def weighted_mean(
     return mean, stats.clustered_error(weight * (value - mean) / weight.mean(), cluster)
 
 
-class References(NamedTuple):
-    """Cross-entropies from training counts to validation tokens, nats per token."""
-
-    unigram: float
-    """Add-one smoothed training frequencies: the optimum without context."""
-    position_wise: float
-    """A training distribution per position: the optimum at N_c = 0 where rows have structure."""
+REFERENCES = {"unigram": "unigram_cross_entropy", "position-wise": "position_wise_cross_entropy"}
+"""Cross-entropies from training counts to validation tokens, nats per token: names in tables, and
+in JSON. unigram: add-one smoothed training frequencies, the optimum without context; position-wise:
+a training distribution per position, the optimum at N_c = 0 where rows have structure."""
 
 
 def unigram_cross_entropy(train: Blocks, valid: Blocks, num_tokens: int) -> float:
@@ -699,14 +696,14 @@ def unigram_counts(blocks: Blocks, num_tokens: int) -> stats.Floats:
 
 
 # Paper: Fig. 3
-def references(train: Blocks, valid: Blocks, num_tokens: int) -> References:
+def references(train: Blocks, valid: Blocks, num_tokens: int) -> dict[str, float]:
     """Both references, from the first training blocks (at most ``REFERENCE_BLOCKS``)."""
     train = train.slice(0, min(len(train), REFERENCE_BLOCKS))
     counts = np.stack([np.bincount(ids, minlength=num_tokens) for ids in _columns(train)])
     unigram = counts.sum(0) + 1.0
     own = counts + POSITION_PRIOR * unigram / unigram.sum()
     alone = _cross_entropy([unigram] * valid.block_length, valid)
-    return References(alone, _cross_entropy(own, valid))
+    return dict(zip(REFERENCES.values(), (alone, _cross_entropy(own, valid))))
 
 
 def _cross_entropy(counts: Sequence[stats.Floats] | stats.Floats, blocks: Blocks) -> float:
@@ -726,18 +723,6 @@ def _columns(blocks: Blocks) -> list[stats.Labels]:
 
 
 # Tables and the figure
-
-REFERENCES = {"unigram": "unigram_cross_entropy", "position-wise": "position_wise_cross_entropy"}
-"""Names in tables and in evaluation.json."""
-
-
-def _write(report: dict[str, Any], folder: Path) -> None:
-    from bellmask.report.figures import plot_context_curve  # loads matplotlib
-
-    write_results(folder, report, "evaluation")
-    lines = {name: report[key] for name, key in REFERENCES.items() if report[key] is not None}
-    title = f"{_title(report)}: {report['nll']:.4f} nats/token"
-    plot_context_curve(report["context_curve"], lines, folder / "context_curve", title=title)
 
 
 def own_text(data: DataOptions) -> str:
@@ -825,6 +810,8 @@ def main(args: Sequence[str]) -> int:
 
 
 def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
+    from bellmask.report.figures import plot_context_curve  # loads matplotlib
+
     loaded = options.load(options.run)
     with announced("preparing text"):
         train, valid = _blocks(loaded, options.data, options.split)
@@ -838,7 +825,8 @@ def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
     first = blocks.slice(0, min(512, len(blocks)))
     with announced("measuring exact context counts and references"):
         exact = exact_curve(scorer_of(loaded, first), ends, **how)
-        known = references(train, blocks, loaded.tokenizer.num_tokens) if train else None
+        known: dict[str, Any] = dict.fromkeys(REFERENCES.values())
+        known |= references(train, blocks, loaded.tokenizer.num_tokens) if train else {}
     data = loaded.config.data
     own = f"the run's {own_text(data)}" if options.split is None else data.valid or data.train
     text = options.data or own
@@ -849,11 +837,14 @@ def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
         "data_fingerprint": blocks.fingerprint,
         "seed": options.seed,
         **result.summary(),
-        **dict(zip(REFERENCES.values(), known or (None, None))),
+        **known,
         "context_curve": [asdict(point) for point in binned_curve(result)],
         "exact_contexts": [asdict(point) for point in exact],
     }
-    _write(report, folder)
+    write_results(folder, report, "evaluation")
+    lines = {name: report[key] for name, key in REFERENCES.items() if report[key] is not None}
+    title = f"{_title(report)}: {report['nll']:.4f} nats/token"
+    plot_context_curve(report["context_curve"], lines, folder / "context_curve", title=title)
     result.save(folder / "blocks.npz")
     _show(report)
     print(f"written: {folder}/evaluation.json, context_curve.png, context_curve.svg, blocks.npz")

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from bellmask import __version__
 from bellmask.config.command_line import parse_command
 from bellmask.data.readers import Record, cache_folder, read_records
 from bellmask.data.tasks import BENCHMARKS, SUFFIXES, TABLE_4, find_in, validation_records
@@ -34,6 +33,7 @@ from bellmask.utils.console import announced, tell
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import check_folder, write_text
+from bellmask.utils.libraries import import_optional
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
@@ -64,8 +64,6 @@ class HarnessOptions(RequestOptions):
 
     bellmask lm-eval runs/bell --stock --tasks arc_easy boolq
 
-    bellmask lm-eval --write-tasks tasks
-
     bellmask lm-eval -- --model bellmask --model_args run=runs/bell,draws=32 --tasks piqa
 
     bellmask lm-eval -- ls tasks
@@ -87,20 +85,14 @@ class HarnessOptions(RequestOptions):
     """Bootstrap resamples for standard errors without a formula (perplexity)."""
     cache: str | None = None
     """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
-    write_tasks: str | None = None
-    """Only write the YAML files of the local tasks into this folder, for lm-eval's
-    --include_path."""
     out: str | None = None
     """Folder for results.json; default RUN/lm-eval for a single run, else runs/lm-eval."""
 
 
 def _check(options: HarnessOptions) -> None:
     check_folder(options.out)
-    check_folder(options.write_tasks, "--write-tasks")
-    if not options.runs and options.write_tasks is None:
+    if not options.runs:
         raise UserError("lm-eval needs a run folder: bellmask lm-eval RUN")
-    if options.write_tasks is not None and (options.runs or options.stock):
-        raise UserError("--write-tasks cannot be combined with a run or --stock")
     check_least(options, limit=1, bootstraps=1)
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub and cannot be combined with --data-dir")
@@ -257,13 +249,10 @@ def _cell(result: Numbers, metric: str, way: str) -> str:
 
 def import_harness() -> ModuleType:
     """The module that imports lm-eval, or a UserError that says how to get it."""
-    try:
-        from bellmask.evaluate import lm_eval_model as harness
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] in ("lm_eval", "datasets"):
-            raise UserError("lm-eval is not installed: pip install 'bellmask[eval]'") from None
-        raise
-    return harness
+    import_optional("lm_eval", "this command", "eval")
+    from bellmask.evaluate import lm_eval_model
+
+    return lm_eval_model
 
 
 def task_names(given: Sequence[str]) -> list[str]:
@@ -287,7 +276,6 @@ def _results(
     tasks = () if options.stock else next(iter(found.values()))["results"]
     cautions = {stock.local_name: BENCHMARKS[name].caution for name, stock in STOCK.items()}
     return {
-        "bellmask": __version__,
         "data": "hub" if options.stock else "local",
         "notes": {name: text for name, text in cautions.items() if text and name in tasks},
         "limit": options.limit,
@@ -307,10 +295,6 @@ def main(args: Sequence[str]) -> int:
     _check(options)
     with announced("loading lm-eval"):
         harness = import_harness()
-    if options.write_tasks is not None:
-        names = write_overlays(Path(options.write_tasks), options)
-        print(f"written: {options.write_tasks}, for lm-eval's --include_path: {', '.join(names)}")
-        return 0
     return on_all_ranks(partial(_measure, harness), options, options.runs, "lm-eval")
 
 

@@ -44,7 +44,7 @@ from bellmask.evaluate import scorer
 from bellmask.evaluate.likelihood import REFERENCE_BLOCKS, unigram_counts
 from bellmask.evaluate.scorer import Tokens
 from bellmask.generate.answers import Answerer
-from bellmask.generate.fill import fill_rows
+from bellmask.generate.fill import fill_rows, text_before_eos
 from bellmask.generate.rules import RULES
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded, run_fingerprint
@@ -188,9 +188,7 @@ class BellmaskLM(LM):
             raise UserError("the model bellmask needs a run: --model_args run=FOLDER")
         self.run = run if isinstance(run, Loaded) else self.options.load(str(run))
         self._device, self.seed, self._has_greedy = self.run.device, self.options.seed, greedy
-        how = self.options
-        estimator = scorer.Estimator(how.estimator, how.draws, how.longest_exact, how.common)
-        self.scorer = scorer.Scorer(self.run, estimator, batch_tokens=how.batch_tokens)
+        self.scorer = scorer.Scorer(self.run, self.options)
         self.maker, self.tokenizer = self.scorer.maker, self.run.tokenizer
         self.block_length = self.maker.block_length
         self.sees_behind = self.run.config.framework.name != "arm"
@@ -236,7 +234,7 @@ class BellmaskLM(LM):
 
     def windows(self, before: Tokens, target: Tokens, noise: int) -> list[scorer.Request]:
         """What to score: one request, or several where the continuation does not fit into a row."""
-        return self.maker.windows(before, target + self.ending, (), noise)
+        return self.maker.windows(before, target + self.ending, noise)
 
     def split(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
         """Tokens of what is shown, and of what is scored or written. Plain: as lm-eval cuts them.
@@ -422,8 +420,7 @@ class BellmaskLM(LM):
         return sampling.for_causal() if self.scorer.is_causal else sampling
 
     def _text(self, ids: list[int], settings: Mapping[str, Any]) -> str:
-        end = ids.index(self.tokenizer.eos_id) if self.tokenizer.eos_id in ids else len(ids)
-        text = self.tokenizer.decode(np.array(ids[:end], dtype=np.int64))
+        text, _ = text_before_eos(ids, self.tokenizer)
         until = settings.get("until") or []
         stops = [until] if isinstance(until, str) else until
         return text[: min((text.find(s) for s in stops if s and s in text), default=len(text))]
@@ -433,7 +430,9 @@ class BellmaskLM(LM):
     @property
     def fingerprint(self) -> str:
         """Changes when an answer may."""
-        return content_key(FORMAT, run_fingerprint(self.run), repr(self.scorer.estimator))
+        how = self.options
+        decides = [how.estimator, how.draws, how.longest_exact, how.common]
+        return content_key(FORMAT, run_fingerprint(self.run), decides)
 
     def store_in(self, folder: Path) -> None:
         """Use, and add to, the answers in a folder."""

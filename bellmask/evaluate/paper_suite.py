@@ -17,28 +17,18 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from bellmask import __version__
 from bellmask.config.command_line import parse_command
+from bellmask.data import tasks as data_tasks
 from bellmask.data.chat_templates import response_after
 from bellmask.data.readers import Record, cache_folder
-from bellmask.data.tasks import (
-    BENCHMARKS,
-    SCORES,
-    TABLE_4,
-    MissingData,
-    TaskQuestion,
-    TaskRecords,
-    open_task,
-    scored_questions,
-)
+from bellmask.data.tasks import BENCHMARKS, SCORES, TABLE_4, TaskRecords
 from bellmask.evaluate.lm_eval import import_harness, stock_folder, task_names, write_overlay
-from bellmask.evaluate.scorer import EstimatorOptions
+from bellmask.evaluate.scorer import Estimator
 from bellmask.evaluate.suite import SuiteOptions, on_all_ranks, write_results
 from bellmask.storage.runs import by_folder
 from bellmask.utils.distributed import World
@@ -61,7 +51,7 @@ BASELINES = ("random", "unigram")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PaperOptions(SuiteOptions, EstimatorOptions):
+class PaperOptions(SuiteOptions, Estimator):
     """Multiple choice, completion and infilling: the benchmarks of the paper's Table 4.
 
     Accuracy on OpenBookQA, WinoGrande, PIQA, Social IQA and HellaSwag, last words of LAMBADA,
@@ -135,7 +125,7 @@ def write_task(
     own = Path(__file__).parent / "tasks"
     stock = about.stock if prompts == "plain" else None
     asked = own / "prompts.yaml" if stock is None else stock_folder() / stock.file
-    questions = scored_questions(task, records, limit)
+    questions = data_tasks.scored_questions(task, records, limit)
     for ending in gaps(task):
         documents = folder / f"{task}{ending}.jsonl"
         with documents.open("wb") as stream:
@@ -153,7 +143,12 @@ def write_task(
 
 
 def _about(
-    task: str, number: int, record: Record, question: TaskQuestion, prompts: Prompts, ending: str
+    task: str,
+    number: int,
+    record: Record,
+    question: data_tasks.TaskQuestion,
+    prompts: Prompts,
+    ending: str,
 ) -> dict[str, Any]:
     """Additional data of a question besides the columns of the stock task."""
     answer, stock = response_after(question.prompt, question.answer), BENCHMARKS[task].stock
@@ -437,8 +432,6 @@ def notes(numbers: Numbers) -> list[str]:
     if any(task["gives_length"] for task in tasks):
         lines.append(f"{MARK} The model is given the number of tokens of the gold answer.")
     lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
-    if choices := [task for task in tasks if task["main"] == "per_token"]:
-        lines.append(_estimator(numbers, choices))
     for model in models:
         ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
         lines.append(f"Prompts of {model['name']}: {PROMPTS[model['prompts']]}{ending}.")
@@ -459,17 +452,6 @@ def notes(numbers: Numbers) -> list[str]:
 
 def _models(numbers: Numbers) -> list[Mapping[str, Any]]:
     return [model for model in numbers["models"] if model["is_model"]]
-
-
-def _estimator(numbers: Numbers, choices: Sequence[Numbers]) -> str:
-    how = f"{numbers['estimator']}, {numbers['draws']} masks"
-    if numbers["estimator"] == "auto":
-        how = f"all masks up to {numbers['longest_exact']} tokens, else {numbers['draws']} of them"
-    shares = []
-    for model in _models(numbers):
-        share = fmean(task["results"][model["name"]]["exact_share"] for task in choices)
-        shares.append(f"{share:.0%} of {model['name']}'s")
-    return f"Log-probabilities of choices: {how}; exact for {', '.join(shares)}."
 
 
 def _too_long(model: Numbers, task: Numbers) -> list[str]:
@@ -499,18 +481,6 @@ NAMES = {
 NAMES |= {score + OWN: f"{name}, length not given" for score, name in NAMES.items()}
 
 
-def best_models(numbers: Numbers, task: Mapping[str, Any]) -> set[str]:
-    """The models (no baselines) that are best as printed; none if all scores are 0, or for a single
-    model.
-    """
-    means = {
-        model["name"]: round(task["results"][model["name"]]["scores"][task["main"]]["mean"], 2)
-        for model in _models(numbers)
-    }
-    top = max(means.values())
-    return {name for name, mean in means.items() if mean == top and top > 0 and len(means) > 1}
-
-
 def _change(gap: Mapping[str, Any], error: float | None, star: str) -> str:
     """With a star where it is larger than its error."""
     return plus_minus(gap["mean"], error, sign="+") + (star if gap["is_sure"] else "")
@@ -523,18 +493,20 @@ def _title(task: Mapping[str, Any]) -> str:
 
 def main_table(numbers: Numbers) -> Table:
     """Table 4: the main score of each task, and its change to the first row."""
-    tasks = numbers["tasks"]
-    best = {task["name"]: best_models(numbers, task) for task in tasks}
+    tasks, names = numbers["tasks"], [model["name"] for model in _models(numbers)]
     rows = []
     for model in numbers["models"]:
         name, step = model["name"], model["step"]
         cells = [name if step is None else f"{name}, step {step}"]
         for task in tasks:
-            found = task["results"][name]["scores"][task["main"]]
+            results = {n: result["scores"][task["main"]] for n, result in task["results"].items()}
+            found, best = results[name], max(round(results[n]["mean"], 2) for n in names)
             text = plus_minus(found["mean"], found["deviation"])
             if "difference" in found and model["is_model"]:
                 text += f" ({_change(found['difference'], None, '*')})"
-            cells.append(Bold(text) if name in best[task["name"]] else text)
+            # best as printed; not if all scores are 0, and not a baseline or a single model
+            is_best = len(names) > 1 and name in names and round(found["mean"], 2) == best > 0
+            cells.append(Bold(text) if is_best else text)
         rows.append(cells)
     title = "downstream benchmarks (Table 4)"
     return Table(title, ["model", *map(_title, tasks)], rows, notes(numbers))
@@ -592,7 +564,7 @@ def _load_models(options: PaperOptions, harness: ModuleType, cache: Path) -> dic
             raise UserError(f"{places[name]} is named {name}; rename it or give --no-baselines")
     models: dict[str, BellmaskLM] = {}
     for name, place in places.items():
-        how = {field.name: getattr(options, field.name) for field in fields(EstimatorOptions)}
+        how = {field.name: getattr(options, field.name) for field in fields(Estimator)}
         how |= {"prompts": options.prompts, "ending": options.ending, "greedy": False}
         models[name] = harness.BellmaskLM(options.load(place), **how)
         models[name].store_in(cache)
@@ -611,8 +583,9 @@ def _load_tasks(options: PaperOptions) -> tuple[dict[str, TaskRecords], dict[str
     loaded, missing = {}, {}
     for task in options.tasks:
         try:
-            loaded[task] = open_task(task, options.data_dir, cache_folder(options.cache_dir))
-        except MissingData as error:
+            cache = cache_folder(options.cache_dir)
+            loaded[task] = data_tasks.open_task(task, options.data_dir, cache)
+        except data_tasks.MissingData as error:
             missing[task] = str(error)
     if missing and not options.skip_missing:
         raise UserError(f"{' '.join(missing.values())} (--skip-missing skips them)")
@@ -646,9 +619,8 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
                 words = f"answers are in {folder}/cache, and the same command continues"
                 raise KeyboardInterrupt(f"interrupted; {words}") from None
     told = ("estimator", "draws", "longest_exact", "weights", "limit")
-    about = {"bellmask": __version__, "suite": "paper"}
-    about |= {name: getattr(options, name) for name in told}
-    numbers = {**about, **found, "missing": missing}
+    about = {name: getattr(options, name) for name in told}
+    numbers = {"suite": "paper", **about, **found, "missing": missing}
     write_results(folder, numbers, "paper", md=markdown(numbers), tex=main_table(numbers).latex())
     show(numbers)
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")

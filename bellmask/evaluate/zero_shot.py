@@ -8,9 +8,9 @@ A pilot chooses the number of draws. Evaluations are cached, so an interrupted c
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -40,6 +40,8 @@ from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import Estimate, plus_minus
 from bellmask.utils.store import FileStore, content_key
 from bellmask.utils.table import Table, markdown_page
+
+logger = logging.getLogger(__name__)
 
 # Options
 
@@ -159,10 +161,7 @@ def parse_sets(options: ZeroShotOptions) -> list[TextSet]:
         if name not in files:
             raise UserError(f"--column {name}=... needs local files: give --from {name}=PATH")
     for name in own:  # it may be a misspelled one
-        print(
-            f"note: {name} is not a named corpus; {files[name]} is read without special rules",
-            file=sys.stderr,
-        )
+        logger.info("%s is not a named corpus; %s is read without special rules", name, files[name])
     return [TextSet(name, files.get(name), columns.get(name)) for name in names]
 
 
@@ -575,7 +574,6 @@ def _measure(options: ZeroShotOptions, world: World, folder: Path) -> None:
     with progress_bar("zero-shot", "blocks", total) as progress:
         results = [(case, case.measure(pilot.draws, seeds, store, progress)) for case in cases]
     numbers = {
-        "bellmask": __version__,
         "suite": "zero-shot",
         "eos": options.eos,
         "weights": options.weights,

@@ -6,12 +6,13 @@ uses it too); weights in files; the run folder; the command itself.
 
 from __future__ import annotations
 
-import io
+import itertools
 import pickle
 import sys
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,7 +34,7 @@ from bellmask.storage.run_folder import describe_tokenizer, write_description
 from bellmask.train.metrics import Window
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
-from bellmask.utils.files import check_free, inside, is_whole, load_json, read_object, whole_folder
+from bellmask.utils.files import check_free, is_whole, load_json, read_object, whole_folder
 from bellmask.utils.libraries import first_line
 from bellmask.utils.table import Table
 
@@ -92,35 +93,9 @@ Tensors = Mapping[str, Tensor]
 NEVER = -1e6
 """The logit of tokens that are never predicted (as in mdlm): its exponential is zero."""
 
-# Their name, ours (of a model with time input), and the shape: V rows of the embedding, D width,
-# H hidden width of the MLP, C width of the time's embedding, S sinusoids. In the order in which
-# their module registers the parameters.
-_FIRST = (
-    ("vocab_embed.embedding", "embedding.weight", "V D"),
-    ("sigma_map.mlp.0.weight", "time_embedding.into.weight", "C S"),
-    ("sigma_map.mlp.0.bias", "time_embedding.into.bias", "C"),
-    ("sigma_map.mlp.2.weight", "time_embedding.out.weight", "C C"),
-    ("sigma_map.mlp.2.bias", "time_embedding.out.bias", "C"),
-)
-_BLOCK = (
-    ("norm1.weight", "attention_norm.weight", "D"),
-    ("attn_qkv.weight", "qkv.weight", "3D D"),
-    ("attn_out.weight", "attention_out.weight", "D D"),
-    ("norm2.weight", "mlp_norm.weight", "D"),
-    ("mlp.0.weight", "mlp_in.weight", "H D"),
-    ("mlp.0.bias", "mlp_in.bias", "H"),
-    ("mlp.2.weight", "mlp_out.weight", "D H"),
-    ("mlp.2.bias", "mlp_out.bias", "D"),
-    ("adaLN_modulation.weight", "modulation.linear.weight", "6D C"),
-    ("adaLN_modulation.bias", "modulation.linear.bias", "6D"),
-)
-_LAST = (
-    ("output_layer.norm_final.weight", "final_norm.weight", "D"),
-    ("output_layer.linear.weight", "head.weight", "V D"),
-    ("output_layer.linear.bias", "head.bias", "V"),
-    ("output_layer.adaLN_modulation.weight", "final_modulation.linear.weight", "2D C"),
-    ("output_layer.adaLN_modulation.bias", "final_modulation.linear.bias", "2D"),
-)
+_LAYOUT = resources.files("bellmask.exchange").joinpath("mdlm.layout").read_text(encoding="utf-8")
+LAYOUT = [line.split() for line in _LAYOUT.splitlines() if not line.startswith("#")]
+"""Their name, ours and the axes of each parameter; * stands for the number of a block."""
 _ABSENT_ROWS = {"embedding.weight": 0.0, "head.weight": 0.0, "head.bias": NEVER}
 """Parameters with a row per token, and the value of rows that the other side lacks."""
 
@@ -151,15 +126,14 @@ class Shape:
         """(their name, ours, shape) of every parameter, in their order."""
         sizes = {"V": self.vocabulary, "H": self.mlp_width, "C": self.condition, "S": NUM_SINUSOIDS}
         sizes |= {f"{n}D".lstrip("1"): n * self.width for n in (1, 2, 3, 6)}
-        blocks = [
-            (f"blocks.{number}.{theirs}", f"blocks.{number}.{ours}", shape)
-            for number in range(self.num_layers)
-            for theirs, ours, shape in _BLOCK
-        ]
-        return [
-            (theirs, ours, tuple(sizes[letter] for letter in shape.split()))
-            for theirs, ours, shape in (*_FIRST, *blocks, *_LAST)
-        ]
+        found = []
+        for is_block, rows in itertools.groupby(LAYOUT, lambda row: "*" in row[0]):
+            held = list(rows)
+            for number in range(self.num_layers if is_block else 1):
+                for theirs, ours, *axes in held:
+                    a, b = (name.replace("*", str(number)) for name in (theirs, ours))
+                    found.append((a, b, tuple(sizes[axis] for axis in axes)))
+        return found
 
     def layout(self) -> dict[str, tuple[int, ...]]:
         """Every parameter's shape by their name."""
@@ -193,8 +167,6 @@ def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
                     f"{name} does not contain RoPE frequencies of base {ROPE_BASE:.0f}, the only "
                     "base that can be imported"
                 )
-        elif plain in found:
-            raise UserError(f"the checkpoint holds {plain} twice, once as {name}")
         else:
             found[plain] = tensor
     return found, head_size
@@ -325,34 +297,17 @@ def read_checkpoint(path: Path) -> Stored:
     """Read a file or folder; a UserError says what is wrong with it."""
     if not path.exists():
         raise UserError(f"there is no checkpoint {path}; give a file, a folder or OWNER/NAME")
-    parts = [_read_file(file) for file in (_weight_files(path) if path.is_dir() else [path])]
-    if not parts:
+    files = [path / name for name in _WEIGHT_FILES] if path.is_dir() else [path]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:
         raise UserError(f"{path} has no weights: neither {' nor '.join(_WEIGHT_FILES)}")
-    if not path.is_dir() and path.name not in _WEIGHT_FILES:
-        return parts[0]
-    weights = {name: tensor for part in parts for name, tensor in part.weights.items()}
-    config = (path if path.is_dir() else path.parent) / "config.json"
-    about = parts[0].about | (read_object(config) if config.exists() else {})
-    return replace(parts[0], source=path, weights=weights, about=about)
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """The weights file, or those in an index, all in its own folder."""
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        named = read_object(index).get("weight_map")
-        if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
-            raise UserError(f"{index} does not map weights to files")
-        return [inside(folder, name, str(index)) for name in sorted(set(named.values()))]
-    return [folder / name for name in _WEIGHT_FILES if (folder / name).exists()][:1]
-
-
-def _read_file(path: Path) -> Stored:
-    stored = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    stored = _read_safetensors(file) if file.suffix == ".safetensors" else _read_torch(file)
     tensors = [*stored.weights.values(), *(stored.shadow or ())]
     if not is_whole(stored.step) or not all(map(_is_plain, tensors)):
-        raise UserError(f"{path} is damaged: its tensors, step or moving average are invalid")
-    return stored
+        raise UserError(f"{file} is damaged: its tensors, step or moving average are invalid")
+    config = file.with_name("config.json")
+    is_told = file.name in _WEIGHT_FILES and config.exists()
+    return replace(stored, about=stored.about | (read_object(config) if is_told else {}))
 
 
 def _is_plain(value: Any) -> bool:
@@ -367,10 +322,7 @@ def _is_plain(value: Any) -> bool:
 
 def _read_safetensors(path: Path) -> Stored:
     weights, metadata = loading.read_safetensors(path)
-    try:
-        about = dict(load_json(metadata.get(METADATA, "{}")))
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: what it says under {METADATA!r} is damaged") from None
+    about = dict(load_json(metadata.get(METADATA, "{}")))
     return Stored(path, weights, step=about.get("step", 0), about=about)
 
 
@@ -386,29 +338,25 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str
 
 
 def _read_torch(path: Path) -> Stored:
+    how: dict[str, Any] = {"map_location": "cpu", "weights_only": True}
     try:
-        if not zipfile.is_zipfile(path):  # of torch before 1.6
-            content = torch.load(path, map_location="cpu", weights_only=True)
-            return _pick_weights(path, content, lambda tensor: tensor)
-        with zipfile.ZipFile(path) as archive:
-            size = sum(info.file_size for info in archive.infolist())
+        if zipfile.is_zipfile(path):  # others are of torch before 1.6
+            with zipfile.ZipFile(path) as archive:
+                size = sum(info.file_size for info in archive.infolist())
             if size > path.stat().st_size:  # it may grow a thousandfold
                 raise UserError(f"{path} is compressed, which torch's files never are: not read")
-            unpickler = _WeightsUnpickler(archive)
-            return _pick_weights(path, unpickler.load(), unpickler.read_tensor)
+            # mapped: optimizer states are never read
+            how |= {"weights_only": False, "pickle_module": _Pickles, "mmap": True}
+        content = torch.load(path, **how)
     except UserError:
         raise
     except Exception as error:  # invalid files fail in many ways
         reason = first_line(error).split(". ")[0] or "it ends too early"
         raise UserError(f"{path} is not a torch file, or a damaged one: {reason}") from None
-
-
-def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Stored:
     content = content if isinstance(content, Mapping) else {}
     inner = next((content[key] for key in ("state_dict", "model") if key in content), content)
     named = inner.items() if isinstance(inner, Mapping) else ()
-    tensors = {n: t for n, t in named if isinstance(t, Tensor | _TensorAt) and isinstance(n, str)}
-    weights = {name: read(tensor) for name, tensor in tensors.items()}
+    weights = {n: t for n, t in named if isinstance(t, Tensor) and isinstance(n, str)}
     if not weights:
         raise UserError(f"{path} has no tensors by name")
     if inner is content:
@@ -417,7 +365,6 @@ def _pick_weights(path: Path, content: Any, read: Callable[[Any], Any]) -> Store
     average = average if isinstance(average, Mapping) else {}
     shadow = average.get("shadow_params")
     shadow = shadow if isinstance(shadow, list | tuple | None) else [shadow]
-    shadow = None if shadow is None else [read(tensor) for tensor in shadow]
     return Stored(path, weights, shadow, average.get("decay"), content.get("global_step", 0))
 
 
@@ -434,70 +381,32 @@ class _StandIn:
     __setitem__ = append = extend = add = _ignore  # how a pickle fills containers
 
 
-class _TensorAt:
-    """Location of a tensor in the archive, read on demand (optimizer states never)."""
-
-    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> None:
-        self.storage, self.view = storage, (size, stride, offset)
-
-
-_KNOWN: dict[tuple[str, str], Any] = {
-    ("collections", "OrderedDict"): lambda *_: {},  # its items follow
-    ("torch._utils", "_rebuild_tensor_v2"): _TensorAt,
-    ("torch._utils", "_rebuild_parameter"): lambda data, *_: data,
-    ("torch", "DoubleStorage"): torch.float64,
-    ("torch", "FloatStorage"): torch.float32,
-    ("torch", "HalfStorage"): torch.float16,
-    ("torch", "BFloat16Storage"): torch.bfloat16,
-    ("torch", "LongStorage"): torch.int64,
-    ("torch", "IntStorage"): torch.int32,
-    ("torch", "BoolStorage"): torch.bool,
+_KNOWN = {
+    ("collections", "OrderedDict"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("torch._utils", "_rebuild_parameter"),
 }
-"""Allowed names in a pickle; every other name gives a :class:`_StandIn`."""
+"""What a pickle may name; every other name gives a :class:`_StandIn`."""
 
 
-class _WeightsUnpickler(pickle._Unpickler):
-    """Reads a torch archive without importing or calling anything that it names.
+class _Pickles:
+    """A pickle module for ``torch.load`` that imports and calls nothing but :data:`_KNOWN`.
 
     Lightning pickles a run's options and tokenizer beside the weights, and torch's weights-only
     loader rejects such files. This is Python's unpickler, not the one in C, which allocates memory
     for any memo index that a file names.
     """
 
-    # BUILD would set attributes, those of functions too: the state is dropped
-    dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,
-        pickle.BUILD[0]: lambda self: self.stack.pop(),
-    }
+    class Unpickler(pickle._Unpickler):
+        # BUILD would set attributes, those of functions too: the state is dropped
+        dispatch: ClassVar[dict[int, Any]] = {
+            **pickle._Unpickler.dispatch,
+            pickle.BUILD[0]: lambda self: self.stack.pop(),
+        }
 
-    def __init__(self, archive: zipfile.ZipFile) -> None:
-        names = archive.namelist()
-        pickled = next((name for name in names if name.endswith("/data.pkl")), "data.pkl")
-        self._root = pickled.removesuffix("data.pkl")
-        order = f"{self._root}byteorder"
-        if order in names and archive.read(order) != sys.byteorder.encode():
-            raise UserError(f"{archive.filename} has another byte order than this machine")
-        super().__init__(io.BytesIO(archive.read(pickled)))
-        self._archive, self._storages = archive, dict[str, Tensor]()
-
-    def find_class(self, module: str, name: str) -> Any:
-        return _KNOWN.get((module, name), _StandIn)
-
-    def persistent_load(self, pid: Any) -> Any:
-        return pid
-
-    def read_tensor(self, at: Any) -> Any:
-        """The tensor; other values, and dtypes that weights never have, are unchanged."""
-        if not isinstance(at, _TensorAt):
-            return at
-        _, dtype, key, *_ = at.storage
-        if not isinstance(dtype, torch.dtype):
-            return at
-        name = f"{self._root}data/{key}"
-        if name not in self._storages:
-            held = bytearray(self._archive.read(name))
-            self._storages[name] = torch.frombuffer(held, dtype=dtype)
-        return self._storages[name].as_strided(*at.view)
+        def find_class(self, module: str, name: str) -> Any:
+            is_known = (module, name) in _KNOWN
+            return super().find_class(module, name) if is_known else _StandIn
 
 
 # A checkpoint of mdlm or duo as a run folder of ours, which every command then takes.
@@ -602,10 +511,6 @@ def _config(
     tokenizer: Tokenizer,
 ) -> RunConfig:
     """The options of a run that would train such a model: their recipe, base objective."""
-    if shape.mlp_width % shape.width:
-        raise UserError(
-            f"the MLP width {shape.mlp_width} is not a multiple of the model's {shape.width}"
-        )
     # mdlm's LM1B has a sentence per padded row; all other rows are packed
     is_padded = options.format == "mdlm" and name == "bert-base-uncased"
     has_time = options.time_input or bool(stored.about.get("time_conditioning", False))

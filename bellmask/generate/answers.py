@@ -13,14 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from bellmask.data.chat_templates import Message, PromptEncoder, make_template
 from bellmask.data.examples import begin_row
-from bellmask.data.tokenizers import Ids
-from bellmask.generate.fill import fill_rows
+from bellmask.generate.fill import fill_rows, text_before_eos
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.storage.run_folder import read_description
@@ -122,17 +120,14 @@ class Answerer:
         """(the prompt and a gap of ``length`` tokens, whether the prompt was cut)."""
         length, tokenizer = self.check_length(length), self.run.tokenizer
         needs_bos = self.run.model.first_maskable > 0
-        prompt = self._prompt_ids(question)
+        said = [replace(message, text=sanitize(message.text)) for message in question.messages]
+        if not self.is_tuned and len(said) == 1:  # never fine-tuned: a single prompt as it is
+            prompt = tokenizer.encode(said[0].text)
+        else:
+            prompt = self.encoder.encode_one(said, question.is_conversation or self.marks_roles)
         given, is_cut = begin_row(prompt, self._block - length, tokenizer, needs_bos)
         gap = torch.full((length,), tokenizer.mask_id)
         return torch.cat([torch.from_numpy(given), gap]), is_cut
-
-    def _prompt_ids(self, question: Question) -> Ids:
-        """By the template; a run that was never fine-tuned gets a single prompt as it is."""
-        said = [replace(message, text=sanitize(message.text)) for message in question.messages]
-        if not self.is_tuned and len(said) == 1:
-            return self.run.tokenizer.encode(said[0].text)
-        return self.encoder.encode_one(said, question.is_conversation or self.marks_roles)
 
     def sampling(self, asked: Sampling) -> Sampling:
         """The settings, with :data:`ANSWER_STEPS` as the default number of steps."""
@@ -157,9 +152,8 @@ class Answerer:
         canvases, asked = [row for row, _ in rows], self.sampling(sampling or Sampling())
         options |= {"longest": self._block, "batch_size": batch_size}
         made = fill_rows(self.run, canvases, asked, **options)
-        tokenizer, answers = self.run.tokenizer, []
+        answers = []
         for one, (_, is_cut) in zip(made, rows, strict=True):
-            end = one.ids.index(tokenizer.eos_id) if tokenizer.eos_id in one.ids else len(one.ids)
-            text = tokenizer.decode(np.array(one.ids[:end], dtype=np.int64)).strip()
-            answers.append(Answer(text, tuple(one.ids), end, one.nfe, is_cut))
+            text, end = text_before_eos(one.ids, self.run.tokenizer)
+            answers.append(Answer(text.strip(), tuple(one.ids), end, one.nfe, is_cut))
         return answers

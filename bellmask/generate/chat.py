@@ -21,8 +21,8 @@ from rich.text import Text
 from bellmask.config.command_line import parse_command
 from bellmask.data.chat_templates import Message
 from bellmask.generate.answers import Answer, Answerer, Question
-from bellmask.generate.canvas import OnStep
 from bellmask.generate.live import AnswerView, check_fps
+from bellmask.generate.sampler import OnStep
 from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import LoadOptions
 from bellmask.utils.console import visible, visible_lines

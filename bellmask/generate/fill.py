@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate import sampler
-from bellmask.generate.canvas import Canvas, OnStep, Step, canvas_from_pieces, read_gaps
 from bellmask.generate.rules import RULES, Remasking, Rule
+from bellmask.generate.sampler import Canvas, OnStep, Step, canvas_from_pieces, read_gaps
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.distributed import autocast
@@ -260,6 +262,12 @@ def fill_rows(
 
 def _without_padding(on_step: OnStep, length: int) -> OnStep:
     return lambda step: on_step(replace(step, ids_BL=step.ids_BL[:, :length]))
+
+
+def text_before_eos(ids: Sequence[int], tokenizer: Tokenizer) -> tuple[str, int]:
+    """(the text of what was written before the first EOS, its number of tokens)."""
+    end = ids.index(tokenizer.eos_id) if tokenizer.eos_id in ids else len(ids)
+    return tokenizer.decode(np.array(ids[:end], dtype=np.int64)), end
 
 
 def pad_rows(rows: Sequence[Tensor], width: int, pad_id: int) -> tuple[Tensor, Tensor]:

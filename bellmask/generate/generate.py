@@ -25,17 +25,16 @@ from bellmask.config.config import RunConfig
 from bellmask.data.chat_templates import Message
 from bellmask.data.readers import Record, kind_of, read_records, readable_errors, text_of
 from bellmask.generate.answers import ANSWER_STEPS, Answerer, Question
-from bellmask.generate.canvas import Step
 from bellmask.generate.fill import decode_samples, fill_canvas, run_canvas
 from bellmask.generate.live import Watch, check_fps
-from bellmask.generate.sampler import Generation
+from bellmask.generate.sampler import Generation, Step
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.generate.trace import Recorder
 from bellmask.report.page import html_page, page_text
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.storage.runs import by_folder, open_runs
 from bellmask.utils.console import visible, visible_lines
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, refuse
 from bellmask.utils.files import check_folder, has_kinds, sanitize, write_text
 from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import PIPE_WIDTH, in_markdown
@@ -111,7 +110,7 @@ def _check(options: GenerateOptions) -> None:
     sources = ("prefix", "canvas", "prompt", "prompts")
     given = [f"--{name}" for name in sources if getattr(options, name) is not None]
     is_shown = options.trace or options.watch or options.format == "jsonl"
-    refusals = {
+    problems = {
         "generate needs a run folder: bellmask generate RUN": not options.runs,
         "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
         f"{' and '.join(given)} cannot be combined": len(given) > 1,
@@ -124,9 +123,7 @@ def _check(options: GenerateOptions) -> None:
             options.side_by_side and is_shown
         ),
     }
-    for why, is_wrong in refusals.items():
-        if is_wrong:
-            raise UserError(why)
+    refuse(problems)
     # outputs are checked before anything is generated
     if options.side_by_side:
         check_folder(options.out)
@@ -248,10 +245,11 @@ def _observing(
 ) -> Iterator[dict[str, Any]]:
     """Shared arguments for answers and canvases: seed, batches, and observers of steps.
 
-    Shown live with --watch, else with a progress bar; recorded if there is a recorder.
+    Shown live with --watch on a terminal, else with a progress bar; recorded if there is a
+    recorder.
     """
     made_with = {"seed": options.seed, "batch_size": options.batch_size, "on_step": recorder}
-    if not options.watch:
+    if not (options.watch and sys.stderr.isatty()):
         with progress_bar(f"generating with {loaded.folder.name}", "samples", total) as progress:
             yield made_with | {"progress": progress}
         return

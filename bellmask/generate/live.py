@@ -1,4 +1,4 @@
-"""Text being unmasked, live in the terminal; single frames without one.
+"""Text being unmasked, live in the terminal; nothing is shown without one.
 
 Masked positions are dim blocks, tokens of the last step are highlighted, remasked tokens are red
 blocks, given ones are underlined. Lines are folded at any character, so that positions do not move.
@@ -19,7 +19,7 @@ from rich.text import Text
 from torch import Tensor
 
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, token_texts
+from bellmask.generate.sampler import Step, token_texts
 from bellmask.utils.console import MASK, REMASKED, plain_ascii, visible, visible_lines
 from bellmask.utils.errors import UserError
 
@@ -32,8 +32,6 @@ STYLES = {
     "old": "",
 }
 BLOCKS = {"masked": MASK, "remasked": REMASKED}
-PLAIN_FRAMES = 8
-"""Frames per batch, besides the first, if the output is not a terminal."""
 BAR_WIDTH = 24
 
 
@@ -146,34 +144,17 @@ class Watch(LiveView):
     Options as for :class:`LiveView`.
     """
 
-    _printed: Frame | None = None
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        self._print()
-
     def __call__(self, step: Step) -> None:
-        if step.number == 0:
-            self._print()  # where the previous batch ended
         frame = self._take(step)
-        share = PLAIN_FRAMES / max(1, step.num_steps)
         if self.console.is_terminal:
             self._show(self.render(frame))
-        elif step.number == 0 or int(step.number * share) > int((step.number - 1) * share):
-            self._print()
-
-    def _print(self) -> None:
-        """The latest frame as plain text, unless there is a terminal or it has been printed."""
-        if self.frame and self.frame is not self._printed and not self.console.is_terminal:
-            self._printed = self.frame
-            self.console.print(*self.render(self.frame), sep="\n")
 
     def render(self, frame: Frame) -> list[Text]:
         """The line of numbers, then as many samples as fit on the screen."""
-        room = self.console.height - 2 if self.console.is_terminal else None
-        lines, num_rows = [self._head(frame)], len(frame.step.ids_BL)
+        room, num_rows = self.console.height - 2, len(frame.step.ids_BL)
+        lines = [self._head(frame)]
         for row in range(num_rows):
-            if room is not None and len(lines) > room:
+            if len(lines) > room:
                 break
             if num_rows > 1:
                 lines.append(Text(f"sample {frame.step.first_sample + row}", style="bold cyan"))
@@ -250,9 +231,9 @@ class AnswerView(LiveView):
         return text
 
 
-def cut(lines: list[Text], room: int | None) -> list[Text]:
+def cut(lines: list[Text], room: int) -> list[Text]:
     """As many lines as there is room for, with a note where some are left out."""
-    if room is None or len(lines) <= room:
+    if len(lines) <= room:
         return lines
     note = Text("... the rest does not fit on the screen", style="dim")
     return [*lines[: max(1, room - 1)], note]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from bellmask.config.config import choices_of
 from bellmask.generate.rules import RULES, RuleName
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError, look_up, refuse
 
 DEFAULT_STEPS = 128
 MOST = 10**9
@@ -85,31 +85,30 @@ class Sampling:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
                 raise UserError(f"{_option(name)} must be from {low} to {high:,}, got {value}")
-        has_grid, has_steps = RULES[self.rule].takes_grid, self.steps is not None
-        if not has_grid and (has_steps or self.grid != "uniform"):
-            raise UserError(f"--rule {self.rule} takes one step per token: omit --steps and --grid")
-        if self.grid == "count" and has_steps:
-            raise UserError("--grid count cannot be combined with --steps: use --per-step")
-        if self.per_step is not None and self.grid != "count":
-            raise UserError("--per-step needs --grid count")
-        if self.remask is not None and self.rule != "ancestral":
-            raise UserError(f"--remask needs --rule ancestral, not {self.rule}")
-        if self.remask is None and self.remask_kind != "cap":
-            raise UserError("--remask-kind needs --remask")
-        if self.cache == "prefix" and self.block_length is None:
-            raise UserError("--cache prefix needs --block-length")
+        rule, has_steps, is_count = self.rule, self.steps is not None, self.grid == "count"
+        is_bound = not RULES[rule].takes_grid and (has_steps or self.grid != "uniform")
+        is_remasked, is_cached = self.remask is not None, self.cache == "prefix"
+        problems = {
+            f"--rule {rule} takes one step per token: omit --steps and --grid": is_bound,
+            "--grid count cannot be combined with --steps: use --per-step": is_count and has_steps,
+            "--per-step needs --grid count": self.per_step is not None and not is_count,
+            f"--remask needs --rule ancestral, not {rule}": is_remasked and rule != "ancestral",
+            "--remask-kind needs --remask": self.remask_kind != "cap" and not is_remasked,
+            "--cache prefix needs --block-length": is_cached and self.block_length is None,
+        }
+        refuse(problems)
         return self
 
-    def changed(self, since: Sampling | None = None) -> dict[str, Any]:
-        """The settings that differ from ``since``, by default from the defaults."""
-        plain = asdict(since or Sampling())
+    def changed(self) -> dict[str, Any]:
+        """The settings that differ from the defaults."""
+        plain = asdict(Sampling())
         return {name: value for name, value in asdict(self).items() if value != plain[name]}
 
     def refuse_for_causal(self) -> None:
         """A causal model has its own order: settings about order and blocks would be ignored."""
-        if asked := self.changed(since=self.for_causal()):
+        if asked := self.changed().keys() - self.for_causal().changed().keys():
             raise UserError(
-                f"{', '.join(map(_option, asked))}: for masked models only; a causal model "
+                f"{', '.join(map(_option, sorted(asked)))}: for masked models only; a causal model "
                 "generates token by token in its own order"
             )
 

@@ -20,7 +20,7 @@ import tyro
 
 from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.generate.canvas import Step, token_texts
+from bellmask.generate.sampler import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
 from bellmask.utils.console import LINE_END, reveal_color, reveal_colors, visible
 from bellmask.utils.errors import UserError
@@ -138,60 +138,37 @@ class Trace:
         write_text(path, json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-# Reading, with every value checked.
-
-
 def load_trace(path: Path) -> Trace:
-    """Read a trace; an error says what is wrong and where."""
+    """Read a trace; every value of it is checked."""
     if not path.is_file():
         raise UserError(f"there is no {path}; 'bellmask generate RUN --trace {path}' makes one")
     try:
-        return _read_trace(read_json(path))
-    except ValueError as fault:
-        raise UserError(f"{path} is not a trace: {fault}") from None
+        content = read_json(path)
+        is_right = has_kinds(content, {"title": str, "settings": dict, "num_calls": int})
+        if not is_right or content["version"] != VERSION or not content["samples"]:
+            raise ValueError(f"this bellmask reads version {VERSION}")
+        samples = list(map(_read_sample, content["samples"]))
+    except (ValueError, TypeError, KeyError) as fault:
+        raise UserError(f"{path} is not a trace, or a damaged one: {fault}") from None
+    return Trace(content["title"], content["settings"], content["num_calls"], samples)
 
 
-def _want(is_right: bool, what: str) -> None:
-    if not is_right:
-        raise ValueError(what)
-
-
-def _values(found: Any, where: str, **kinds: type) -> list[Any]:
-    _want(has_kinds(found, kinds), f"{where} must hold {', '.join(kinds)}")
-    return [found[name] for name in kinds]
-
-
-def _read_trace(content: Any) -> Trace:
-    kinds = {"title": str, "settings": dict, "num_calls": int, "samples": list}
-    title, settings, num_calls, found = _values(content, "it", **kinds)
-    _want(content.get("version") == VERSION, f"this bellmask reads version {VERSION}")
-    samples = [_read_sample(one, f"sample {n}") for n, one in enumerate(found)]
-    _want(bool(samples), "it has no samples")
-    return Trace(title, settings, num_calls, samples)
-
-
-def _read_sample(found: Any, where: str) -> TracedSample:
-    kinds = {"tokens": list, "steps": list, "text": str, "num_steps": int}
-    tokens, steps, text, last = _values(found, where, **kinds)
-    is_right = bool(tokens) and all(isinstance(token, str | None) for token in tokens)
-    _want(is_right, f"the tokens of {where} must be texts and nulls")
-    changes = [_read_change(step, f"a step of {where}", len(tokens)) for step in steps]
-    numbers = [0, *(change.number for change in changes), last + 1]
-    is_right = is_whole(last) and all(a < b for a, b in itertools.pairwise(numbers))
-    _want(is_right, f"the steps of {where} must have rising numbers from 1 to num_steps")
-    return TracedSample(tokens, changes, text, last)
-
-
-def _read_change(found: Any, where: str, length: int) -> Change:
-    kinds = {"number": int, "t": object, "calls": int, "set": list, "unset": list}
-    number, t, calls, pairs, unset = _values(found, where, **kinds)
-    _want(is_number(t) and 0 <= t <= 1, f"'t' of {where} must be from 0 to 1")
-    is_right = all(isinstance(p, list) and len(p) == 2 and isinstance(p[1], str) for p in pairs)
-    _want(is_right, f"{where} must set positions to texts")
-    places = [*unset, *(place for place, _ in pairs)]
-    is_right = all(is_whole(place) and place < length for place in places)
-    _want(is_right, f"{where} must set and unset positions below {length}")
-    return Change(number, float(t), calls, [(place, text) for place, text in pairs], unset)
+def _read_sample(found: dict[str, Any]) -> TracedSample:
+    steps = [Change(**{**one, "set": list(map(tuple, one["set"]))}) for one in found["steps"]]
+    sample = TracedSample(**{**found, "steps": steps})
+    numbers = [0, *(one.number for one in sample.steps), sample.num_steps + 1]
+    places = [p for one in sample.steps for p in (*one.unset, *(place for place, _ in one.set))]
+    texts = [sample.text, *(text for one in sample.steps for _, text in one.set)]
+    are_right = (
+        all(isinstance(text, str) for text in texts),
+        all(isinstance(token, str | None) for token in sample.tokens),
+        all(is_whole(place) and place < len(sample.tokens) for place in places),
+        all(map(is_whole, numbers)) and all(a < b for a, b in itertools.pairwise(numbers)),
+        all(is_number(one.t) and 0 <= one.t <= 1 and is_whole(one.calls) for one in sample.steps),
+    )
+    if not isinstance(sample.tokens, list) or not sample.tokens or not all(are_right):
+        raise ValueError("tokens, places, times or step numbers are impossible")
+    return sample
 
 
 # Recording: store the changes in the steps of batches.
@@ -426,8 +403,6 @@ def main(args: Sequence[str]) -> int:
     check_folder(options.out)
     folder = source.parent if options.out is None else Path(options.out)
     page = folder / f"{source.stem}.html"
-    if page.resolve() == source.resolve():
-        raise UserError(f"the page would replace {source}; give another folder with --out")
     figure = strip_figure(trace, options.sample, options.frames)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(page, render_trace_page(trace, options.sample))

@@ -401,8 +401,8 @@ class _Training:
     def _samples(self) -> str:
         """``validation.num_samples`` texts or answers to prompts, from the same noise each time."""
         # by default no samples are written, and the sampler need not be loaded
-        from bellmask.generate.canvas import canvas_from_pieces
         from bellmask.generate.fill import fill
+        from bellmask.generate.sampler import canvas_from_pieces
         from bellmask.generate.settings import Sampling
 
         options, tokenizer, valid = self.config.validation, self.tokenizer, self.data.valid

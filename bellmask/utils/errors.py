@@ -55,6 +55,13 @@ def check_least(options: object, **least: int) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be at least {low}, got {value}")
 
 
+def refuse(problems: Mapping[str, object], who: str = "") -> None:
+    """UserError with the first of these messages that holds, behind ``who``."""
+    for words, is_there in problems.items():
+        if is_there:
+            raise UserError(f"{who}{words}")
+
+
 def look_up(kind: str, name: str, table: Mapping[str, T]) -> T:
     """``table[name]``, or the error of :func:`unknown`."""
     if name not in table:

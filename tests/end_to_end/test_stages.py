@@ -166,10 +166,11 @@ def test_results_are_what_files_say_wherever_they_lie(undisturbed, suite, tmp_pa
     places = zip(rows.rows(slice(None)), rows.starts, strict=True)
     texts = [run.tokenizer.decode(row[at : at + 8].numpy()).strip() for row, at in places]
     assert all(len(text) == 3 and text[1] == " " for text in texts)
-    files = sorted((folders(tmp_path)["base", "base"] / "exact_match").glob("seed-*"))
-    for file, known in zip(files, (12, 3), strict=True):
-        said = [*texts[:known], *["?"] * (12 - known)]
-        file.write_text(json.dumps({**json.loads(file.read_text()), "answers": said}))
+    file = folders(tmp_path)["base", "base"] / "exact_match.jsonl"
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record, known in zip(records, (12, 3), strict=True):
+        record["answers"] = [*texts[:known], *["?"] * (12 - known)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
     trained, asked, out = suite.run(tmp_path)
     assert (trained, asked) == ([], [])
     assert "replacing different results" in out
@@ -186,17 +187,13 @@ def test_results_are_what_files_say_wherever_they_lie(undisturbed, suite, tmp_pa
 
 
 def test_only_what_is_new_or_damaged_is_asked(undisturbed, suite, tmp_path):
-    cut, shorter = (
-        next((folders(undisturbed)[cell] / "exact_match").glob("seed-1-*"))
-        for cell in (("bell", None), ("base", "base"))
-    )
-    before = [json.loads(file.read_text()) for file in (cut, shorter)]
-    cut.write_text(cut.read_text()[:-30])
-    shorter.write_text(json.dumps({**before[1], "answers": before[1]["answers"][:-1]}))
+    cut = folders(undisturbed)["bell", None] / "exact_match.jsonl"
+    before = cut.read_text()
+    cut.write_text(before[:-30])
     found = suite.run(undisturbed, "--out", tmp_path / "out", "--sampling-seeds", "3")
-    asked = [[2], [1, 2], [2], [1, 2], [2], [2]]  # each adaptation, then what starts from it
+    asked = [[2], [2], [2], [1, 2], [2], [2]]  # each adaptation, then what starts from it
     assert found[:2] == ([], [seed for seeds in asked for seed in seeds])
-    assert [json.loads(file.read_text()) for file in (cut, shorter)] == before
+    assert cut.read_text().startswith(before)
 
 
 @pytest.mark.long

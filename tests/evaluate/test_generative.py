@@ -153,7 +153,7 @@ def test_lost_and_changed_samples_are_noticed(tmp_path):
     again = measure([subject(drawn)], scorer, tmp_path)
     cell = again[0]["settings"][0]["cells"][0]
     assert cell["perplexity"] == pytest.approx(math.exp((26 + 26 + 4 + 4) / 4))
-    path.write_text('{"key": "a", "documents": [1], "ids": [2], "calls": 1}\n')
+    path.write_text('{"key": "a", "documents": 1, "ids": [2], "calls": 1}\n')
     with pytest.raises(UserError, match="line 1"):
         measure([subject(drawn)], scorer, tmp_path)
 

@@ -157,18 +157,11 @@ def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
     side = read_outputs(path)
     found = side.answers(tasks, [7]).by_seed[7]
     assert found == [("",), ("a", "b"), ("c", "d"), ("e", "?")]
-    assert (side.name, side.is_by_id) == ("out.json", False)
-    fastchat = [
-        {"question_id": f"t{n}", "choices": [{"index": 0, "turns": ["a", str(n)]}]}
-        for n in (3, 1, 2)
-    ]
-    side = read_outputs(write(tmp_path / "model.json", *fastchat))
-    said = side.answers(replace(tasks, tasks=tasks.tasks[1:]), [0]).by_seed[0]
-    assert (said, side.is_by_id) == ([("a", "1"), ("a", "2"), ("a", "3")], True)
-    with pytest.raises(UserError, match="1 of the 4 tasks of some, the first of them t0"):
-        side.answers(tasks, [0])
-    with pytest.raises(UserError, match=r"model\.json, task t1: 2 answers to 1 turns"):
-        side.answers(Benchmark("b", (JudgeTask("t1", ("x",), "all", None, 0),), "plain"), [0])
+    assert side.name == "out.json"
+    with pytest.raises(UserError, match="0 answers to the 1 turns of task t0"):
+        side.answers(benchmark(("Other",)), [0])
+    with pytest.raises(UserError, match=r"out\.json has 2 answers to the 3 turns of task t0"):
+        side.answers(benchmark(("Say 2", "Go", "On")), [0])
 
 
 @pytest.mark.parametrize(
@@ -179,7 +172,6 @@ def test_outputs_go_to_their_tasks_whatever_their_order(tmp_path):
         ([{"text": "Say 1", "output": "a"}], "columns text, output"),
         ([{"instruction": "Say 1", "output": 3}], "record 1: the answer"),
         ([{"instruction": "Say 1", "output": answer} for answer in "ab"], "record 2"),
-        ([{"question_id": 1, "choices": []}], "no choices with turns"),
     ],
 )
 def test_files_that_hold_something_else(tmp_path, records, named):
@@ -204,7 +196,7 @@ def judge_at(monkeypatch, tmp_path):
     def build(server, **named):
         options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
         transcript = Transcript(tmp_path / "transcript.jsonl")
-        style = open_style("plain", None, tmp_path)
+        style = open_style("plain", tmp_path)
         return EndpointJudge("j", style, options, Budget(None, None, "j"), transcript)
 
     return build
@@ -293,39 +285,37 @@ class Counting:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "price", "per_token", "raw"),
+    ("a", "b", "price", "expected"),
     [
-        ("x x", "y y y y y", 2.0, "loss", "win"),  # likelier per token, less likely as a whole
-        ("x", "y", 1.0 + 1e-7, "tie", "tie"),
-        ("x " * 10, "y " * 10, 1.0 + 5e-6, "tie", "tie"),  # sums are less exact
-        ("x", "y", 1.001, "loss", "loss"),
-        ("y", "x", 1.001, "win", "win"),
-        ("", "x", 9.0, "loss", "loss"),
-        ("x", " \n", 9.0, "win", "win"),
-        ("", " ", 9.0, "tie", "tie"),
-        ("x", "x", 9.0, "tie", "tie"),
-        ("x " * 99, "y", 2.0, "loss", "loss"),  # cut
+        ("x x", "y y y y y", 2.0, "loss"),  # less likely per token
+        ("x", "y", 1.0 + 1e-7, "tie"),
+        ("x " * 10, "y " * 10, 1.0 + 5e-6, "tie"),  # sums are less exact
+        ("x", "y", 1.001, "loss"),
+        ("y", "x", 1.001, "win"),
+        ("", "x", 9.0, "loss"),
+        ("x", " \n", 9.0, "win"),
+        ("", " ", 9.0, "tie"),
+        ("x", "x", 9.0, "tie"),
+        ("x " * 99, "y", 2.0, "loss"),  # cut
     ],
 )
-def test_the_likelier_answer_wins(a, b, price, per_token, raw, tmp_path):
-    """A word costs a nat; "x" has a price of its own. Both measures keep their outcomes apart."""
-    for measure, expected in (("per-token", per_token), ("raw", raw)):
-        judge = LocalJudge(Counting({"x": price}), tmp_path / "l.jsonl", measure)
-        (found,) = judge.judge([pair_of(a, b)])
-        assert (found.result, found.preference) == (expected, VALUES[expected])
-        is_cut = [score["is_cut"] for score in found.grounds.values()]
-        assert is_cut == [len(a) > 100, False]
+def test_the_likelier_answer_wins(a, b, price, expected, tmp_path):
+    """A word costs a nat; "x" has a price of its own."""
+    judge = LocalJudge(Counting({"x": price}), tmp_path / "l.jsonl")
+    (found,) = judge.judge([pair_of(a, b)])
+    assert (found.result, found.preference) == (expected, VALUES[expected])
+    is_cut = [score["is_cut"] for score in found.grounds.values()]
+    assert is_cut == [len(a) > 100, False]
 
 
-def test_likelihoods_are_computed_once(tmp_path, monkeypatch):
+def test_likelihoods_are_computed_once(tmp_path):
     """Words cost a nat each, so none is likelier; "dddd" costs less, "ffffff" more."""
-    monkeypatch.setattr(module, "LOCAL_CHUNK", 3)
     path, prices = tmp_path / "l.jsonl", {"dddd": 0.5, "ffffff": 2.0}
     first, second = Counting(prices), Counting(prices)
     judged = LocalJudge(first, path).judge([*PAIRS, *PAIRS])
     expected = ["tie", "tie", "tie", "win", "tie", "loss", "tie", "tie"]
     assert results(judged) == expected * 2
-    assert len(first.asked) == len(set(first.asked))
+    assert len(first.asked) == 4 * len(PAIRS), "with and without each answer, once"
     assert judged[3].grounds["likelihood_a"]["log_likelihood"] == -0.5
     (more,) = pairs_of([JudgeTask("t9", ("request 99",), "all", None, 9)], [("ffffff",)], [("y",)])
     again = LocalJudge(second, path)
@@ -348,7 +338,7 @@ def test_cautions_of_likelihoods(tmp_path):
 
 
 def test_tables_and_notes():
-    """One seed has no deviation; what rests on no data, and the full model's spread, is hidden."""
+    """One seed has no deviation; what rests on no data is hidden."""
 
     def rate(mean, deviation=None, error=None, **more):
         return {"mean": mean, "deviation": deviation, "error": error, **more}
@@ -360,7 +350,6 @@ def test_tables_and_notes():
         "win_rate": rate(0.7827, 0.0137, 0.05),
         "non_tie": rate(0.5, 0.0, None),
         "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
-        "published_length_controlled": rate(0.058, None, 0.3),
         "by_category": {"all": one},
         "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
     }
@@ -374,7 +363,7 @@ def test_tables_and_notes():
         "cautions": ["x was never fine-tuned."],
     }
     rates, outcomes, by_turn = module.tables(numbers)  # one category is all of it
-    shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"], ["5.80", "-"]]
+    shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"]]
     assert [row[1:] for row in rates.rows] == shown_rates
     assert outcomes.rows == [[seed, "3", "1", "2", "3", "12", "101"] for seed in "01"]
     assert [row[-2] for row in by_turn.rows] == ["25.00", "50.00 ± 12.50"]

@@ -3,36 +3,23 @@ simulation."""
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
 import math
 import statistics
 
 import numpy as np
 import pytest
-from judge_server import ALPACA, needs_alpaca
 
-from bellmask.evaluate import judge_stats as published
-from bellmask.evaluate.judge_prompts import VALUES, Judged, JudgeTask, Pair, Verdict, combine
-from bellmask.evaluate.judge_stats import (
-    PENALTIES,
-    Calibration,
-    choose_penalty,
+from bellmask.evaluate.judge import (
     columns,
     count_results,
-    fit_l1,
-    published_length_controlled,
-    read_calibration,
     seed_numbers,
     separates,
     summarize,
     two_term,
     win_rates,
 )
-from bellmask.utils.errors import UserError
-
-CALIBRATION_FILES = ("recovered_instruction_difficulty.csv", "df_gamed_reconstructed.csv")
+from bellmask.evaluate.judge_prompts import VALUES, Judged, JudgeTask, Pair, Verdict, combine
 
 
 def logistic(z):
@@ -162,116 +149,6 @@ def test_columns_are_those_of_the_answers_judged():
     assert two_term(*columns([one(0, "unreadable")])).note == "nothing was judged"
 
 
-# --- the published length control ------------------------------------------------------------
-
-
-def problem(seed, count=120):
-    draw = np.random.default_rng(seed)
-    x = np.stack([np.tanh(draw.normal(size=count)), draw.normal(size=count), np.ones(count)], 1)
-    x[: count // 2, 2] = 0
-    y = logistic(x @ [-1.0, 0.5, -1.5] + draw.normal(size=count))
-    return x, y, np.repeat([0.1, 1.0], [count // 2, count - count // 2])
-
-
-@pytest.mark.parametrize("penalty", [1e-4, 0.03, 1.0, 20.0, 1e4])
-def test_the_l1_fit_meets_the_conditions_of_a_minimum(penalty):
-    """Slope of the loss: -sign(b) / C where b is not 0, at most 1 / C where it is."""
-    zeros = 0
-    for seed in range(6):
-        x, y, weight = problem(seed)
-        b = fit_l1(x, y, weight, penalty)
-        slope = penalty * x.T @ (weight * (logistic(x @ b) - y))
-        is_zero = b == 0
-        zeros += int(is_zero.sum())
-        np.testing.assert_allclose(
-            slope[~is_zero], -np.sign(b[~is_zero]), atol=1e-6 * (1 + penalty)
-        )
-        assert (np.abs(slope[is_zero]) <= 1 + 1e-9).all()
-    assert zeros == (18 if penalty == 1e-4 else 0) or penalty == 0.03
-
-
-def test_the_penalty_is_the_one_with_the_smallest_loss_on_rows_left_out():
-    """A second way: scikit-learn's own folds over soft labels written as two rows."""
-    selection = pytest.importorskip("sklearn.model_selection")
-    x, y, weight = problem(3, 60)
-    groups = np.tile(np.arange(60), 2)
-    losses = []
-    for penalty in PENALTIES:
-        total = 0.0
-        for train, test in selection.GroupKFold(5).split(np.zeros((120, 1)), groups=groups):
-            kept, out = np.unique(groups[train]), np.unique(groups[test])
-            p = logistic(x[out] @ fit_l1(x[kept], y[kept], weight[kept], penalty))
-            loss = -(y[out] * np.log(p) + (1 - y[out]) * np.log(1 - p))
-            total += float(np.mean(weight[out] * loss))
-        losses.append(total)
-    assert choose_penalty(x, y, weight) == PENALTIES[int(np.argmin(losses))]
-    assert 0 < int(np.argmin(losses)) < 9
-
-
-@needs_alpaca
-def test_the_published_preferences_give_the_leaderboards_numbers():
-    """alpaca-7b on AlpacaEval 2.0: 2.5915 ± 0.4871, 17 wins, 785 losses, 3 draws of 805; 5.8755 %
-    when length is controlled for, whatever the order and with an unreadable one among them, and
-    the weights published beside it. Stand-ins for files are named.
-    """
-    rows = json.loads((ALPACA / "alpaca-7b.preferences.json").read_text(encoding="utf-8"))
-    judged = []
-    for index, row in enumerate(rows):
-        value = row["preference"] - 1
-        result = "tie" if value == 0.5 else "win" if value > 0.5 else "loss"
-        judged.append(one(index, result, preference=value, a=row["len_2"], b=row["len_1"]))
-    found = win_rates(judged)["win_rate"]
-    assert [*count_results(judged).values()] == [17, 785, 3, 0]
-    assert round(100 * found.value, 4) == 2.5915
-    assert 100 * found.se == pytest.approx(0.4870855382635108, abs=1e-6)
-
-    calibration = read_calibration(*(ALPACA / name for name in CALIBRATION_FILES))
-    controlled = published_length_controlled([*judged[::-1], one(805, "unreadable")], calibration)
-    assert 100 * controlled["value"] == pytest.approx(5.8755, abs=0.01)
-    assert controlled["penalty"] == pytest.approx(21.544, abs=0.01)
-    for name in CALIBRATION_FILES:
-        assert name in controlled["note"]
-    file = ALPACA / "length_controlled_v1.baseline_gpt4_1106_preview.csv"
-    lines = file.read_text(encoding="utf-8").splitlines()
-    row = next(line for line in lines if line.startswith("alpaca-7b,"))
-    expected = [float(value) for value in row.split(",")[1:]]
-    np.testing.assert_allclose(controlled["weights"], expected, atol=1e-3)
-
-
-HEAD = "model,preference,index,std_delta_len,instruction_difficulty,not_gamed_baseline\n"
-GAMED = HEAD + "a,0.2,0,1.5,0.1,False\nb,0.7,1,-1.5,0.2,False\n"
-DIFFICULTY = ",instruction_difficulty\n0,0.1\n1,0.2\n"
-
-
-def test_calibration_files(tmp_path, monkeypatch):
-    """Read; said to be the published ones only where they are; refused where they hold other."""
-    paths = tmp_path / "instruction_difficulty.csv", tmp_path / "df_gamed.csv"
-
-    def read(*texts):
-        for path, text in zip(paths, texts, strict=True):
-            path.write_text(text, encoding="utf-8")
-        return read_calibration(*paths)
-
-    found = read(DIFFICULTY, GAMED)
-    assert found.difficulty == {0: 0.1, 1: 0.2}
-    expected = [[math.tanh(1.5), 0.1, 0.0], [math.tanh(-1.5), 0.2, 0.0]]
-    np.testing.assert_allclose(found.x_NK, expected)
-    assert found.y_N.tolist() == [0.2, 0.7]
-    assert all(path.name in found.note for path in paths), "not the published ones"
-    for name, path in zip(("DIFFICULTY_SHA256", "GAMED_SHA256"), paths, strict=True):
-        monkeypatch.setattr(published, name, hashlib.sha256(path.read_bytes()).hexdigest())
-    assert read_calibration(*paths).note is None
-    for difficulty, gamed, named in (
-        ("", GAMED, "instruction_difficulty"),
-        ("index,instruction_difficulty\n0,hard\n", GAMED, "'hard'"),
-        (DIFFICULTY, "index,preference\n0,1\n", "std_delta_len"),
-        (DIFFICULTY, HEAD + "a,1.2,0,1,0,False\n", "'preference'"),
-        (DIFFICULTY, HEAD + "a,nan,0,1,0,False\n", "finite"),
-    ):
-        with pytest.raises(UserError, match=named):
-            read(difficulty, gamed)
-
-
 # --- numbers of judge.json -------------------------------------------------------------------
 
 
@@ -286,36 +163,32 @@ def judged_as(values):
 
 def over(*seeds):
     judged = [judged_as(values) for values in seeds]
-    return summarize([seed_numbers(one, None) for one in judged], judged)
+    return summarize([seed_numbers(one) for one in judged], judged)
 
 
 def test_numbers_of_a_seed():
-    found = seed_numbers(judged_as("wwlt?w"), None)
+    found = seed_numbers(judged_as("wwlt?w"))
     assert found["counts"] == {"wins": 3, "losses": 1, "ties": 1, "unreadable": 1}
     assert found["win_rate"]["value"] == pytest.approx(3.5 / 5)
     assert (found["mean_length_a"], found["mean_length_b"]) == (2, 1.5)
     parted = [one(0, "win", category="writing"), one(0, "loss", turn=1, category="writing")]
-    parts = seed_numbers([*parted, one(1, "unreadable", category="math")], None)
+    parts = seed_numbers([*parted, one(1, "unreadable", category="math")])
     assert list(parts["by_category"]) == ["writing", "math"], "the benchmark's order"
     assert parts["by_category"]["writing"]["win_rate"]["value"] == 0.5
     assert parts["by_category"]["math"]["unreadable"] == 1
     assert [parts["by_turn"][turn]["wins"] for turn in ("1", "2")] == [1, 0]
-    nothing = seed_numbers(judged_as("??"), None)
+    nothing = seed_numbers(judged_as("??"))
     for name in ("length_controlled", "win_rate", "non_tie"):
         assert math.isnan(nothing[name]["value"])
-    files = Calibration(dict.fromkeys(range(9), 0.0), np.zeros((1, 3)), np.zeros(1), None)
-    few = seed_numbers(judged_as("wl"), files)
-    assert few["non_tie"]["value"] == 0.5, "a length control that cannot be had loses no other rate"
-    assert math.isnan(few["published_length_controlled"]["value"])
 
 
 def test_a_rate_at_equal_length_that_no_answer_is_near_says_so():
-    usable, separated = (seed_numbers(judged_as(v), None) for v in ("wlwlwl", "wwwwww"))
+    usable, separated = (seed_numbers(judged_as(v)) for v in ("wlwlwl", "wwwwww"))
     assert usable["length_controlled"]["note"] is None
     for word, sides in (("shorter", "ab"), ("longer", "ba")):
         lengths = [dict(zip(sides, (n % 3 + 1, 5 + n), strict=True)) for n in range(4)]
         apart = [one(n, ("win", "loss")[n % 2], **lengths[n]) for n in range(4)]
-        found = seed_numbers(apart, None)["length_controlled"]
+        found = seed_numbers(apart)["length_controlled"]
         assert f"all {word}" in found["note"]
         assert 0 < found["value"] < 1
         assert not found["is_usable"]

@@ -25,7 +25,6 @@ from bellmask.evaluate.lm_eval import (
     task_name,
     write_overlays,
 )
-from bellmask.evaluate.scorer import Estimator
 from bellmask.generate.fill import Filled
 from bellmask.generate.settings import Sampling
 from bellmask.run import load_run
@@ -278,7 +277,8 @@ def test_arguments_of_the_model(masked):
     text = f"run={masked.folder},draws=4,checkpoint=60,common=False,estimator=strata"
     model = kind.create_from_arg_string(text, given)
     assert model.run.folder == masked.folder
-    assert model.scorer.estimator == Estimator("strata", 4, is_common=False)
+    estimator = model.scorer.estimator
+    assert (estimator.estimator, estimator.draws, estimator.common) == ("strata", 4, False)
     assert get_model("hf").__name__ == "HFLM", "the other models are still there"
     for wrong, message in [
         ("drws=4", "did you mean 'draws'"),
@@ -310,7 +310,6 @@ def test_arguments_of_the_model(masked):
         ("bell --tasks piqa --data-dir tasks --draws 0", "draws"),
         ("nowhere --tasks piqa --data-dir tasks", "nowhere"),
         ("bell --out tasks/piqa.jsonl", "tasks/piqa.jsonl"),
-        ("--write-tasks tasks bell", "--write-tasks"),
     ],
 )
 def test_refusals(options, names, zoo, tmp_path, monkeypatch):
@@ -342,8 +341,8 @@ def test_lm_evals_own_command(zoo, tmp_path, monkeypatch):
 
     monkeypatch.setattr(manager.TaskManager, "__init__", quickly)
     monkeypatch.chdir(tmp_path)
-    tasks = ("--tasks", "piqa", "--data-dir", zoo / "tasks")
-    assert "piqa" in succeeds("lm-eval", "--write-tasks", "tasks", *tasks).out
+    local = HarnessOptions(tasks=("piqa",), data_dir=str(zoo / "tasks"))
+    assert write_overlays(tmp_path / "tasks", local) == ["piqa"]
     own = f"--model bellmask --model_args run={zoo / 'bell'},draws=3 --tasks piqa --limit 2"
     own, before = f"{own} --include_path tasks --output_path results", list(sys.argv)
     assert "piqa" in succeeds("lm-eval", "--", *own.split()).out

@@ -192,7 +192,7 @@ def test_a_set_keeps_its_own_rules_and_the_run_its_own(bell):
     assert TextSet("text8").title == "text8"
 
 
-def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
+def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     texts = [f"This is text number {n}." for n in range(40)]
     (tmp_path / "in").mkdir()
@@ -214,9 +214,10 @@ def test_files_are_sets_of_their_own_names(bell, tmp_path, monkeypatch, capsys):
     for blocks in others:  # each record is a document
         assert torch.equal(blocks.rows(slice(None)), others[0].rows(slice(None)))
         assert len(np.unique(blocks.documents)) > 20
+    caplog.set_level("INFO", logger="bellmask")
     (own,) = zero_shot.parse_sets(options(from_files=("my/set=in/*.txt",)))
     assert (own.title, own.files) == ("my/set", "in/*.txt")
-    assert "my/set is not a named corpus" in capsys.readouterr().err
+    assert "my/set is not a named corpus" in caplog.text
     (case,) = make_cases({"bell": bell}, {own: [whole]})
     assert "/" not in case.key
     assert zero_shot.own_family(with_data(bell, train="in/*.txt"), own)

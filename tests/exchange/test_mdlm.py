@@ -275,17 +275,13 @@ def test_a_folder_tells_what_the_command_need_not(tmp_path):
     folder.mkdir()
     about = {"model_type": "mdlm", "n_heads": 2, "model_length": 12, "time_conditioning": True}
     (folder / "config.json").write_text(json.dumps({**about, "dropout": 0.25}))
-    names = sorted(weights)
-    for part in range(2):
-        save_file({n: weights[n] for n in names[part::2]}, folder / f"part{part}.safetensors")
-    index = {n: f"part{i % 2}.safetensors" for i, n in enumerate(names)}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    save_file(weights, folder / "model.safetensors")
     run = import_(folder, tmp_path / "run", block_length=None)
     model = run.config.model
     assert (model.num_heads, model.dropout, model.time_input) == (2, 0.25, "sigma")
     assert run.config.data.block_length == 12
     assert_same_predictions(run, weights, 0.6)
-    (folder / "model.safetensors.index.json").unlink()
+    (folder / "model.safetensors").unlink()
     torch.save(weights, folder / "pytorch_model.bin")
     assert_same_predictions(import_(folder, tmp_path / "bin"), weights, 0.6)
 

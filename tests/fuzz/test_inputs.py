@@ -22,8 +22,8 @@ from bellmask.data.examples import example_files
 from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.evaluate.judge_prompts import read_tasks
-from bellmask.generate.canvas import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.generate.generate import read_prompts, read_questions
+from bellmask.generate.sampler import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.storage.build import build_objective
 
 # --- options ---------------------------------------------------------------------------------

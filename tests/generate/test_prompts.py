@@ -10,9 +10,9 @@ import torch
 from bellmask.data.chat_templates import Message
 from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
-from bellmask.generate.canvas import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.generate.fill import run_canvas
 from bellmask.generate.generate import read_prompts, read_questions
+from bellmask.generate.sampler import LONGEST, canvas_from_pieces, read_gaps
 from bellmask.utils.errors import UserError
 
 BYTES, GAP, BOS, EOS = ByteTokenizer(), 259, 257, 256

@@ -18,8 +18,8 @@ from page_tools import Page
 from rich.console import Console
 
 from bellmask.data.tokenizers import ByteTokenizer
-from bellmask.generate.canvas import Step
 from bellmask.generate.generate import SideBySide
+from bellmask.generate.sampler import Step
 from bellmask.generate.trace import (
     Change,
     Recorder,
