@@ -220,8 +220,9 @@ def run_options() -> dict[str, Option]:
         for one in dataclasses.fields(kind):
             path, hint = f"{section.name}.{one.name}", hints[one.name]
             flag, marks = path, one.metadata.get("marks", Marks())
-            for about in getattr(hint, "__metadata__", ()):  # tyro.conf.arg
-                flag = f"{section.name}.{about.name}" if about.prefix_name is None else about.name
+            for about in getattr(hint, "__metadata__", ()):
+                if called := getattr(about, "name", None):  # tyro.conf.arg
+                    flag = f"{section.name}.{called}" if about.prefix_name is None else called
             affects = marks.affects or section.metadata.get("affects", "result")
             flag = "--" + flag.replace("_", "-")
             known = (defaults[path], _choices(hint), hint is bool, marks, affects)

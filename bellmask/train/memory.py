@@ -83,29 +83,6 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
     return Start(config, backbone=backbone, notes=(note,)), num_tokens
 
 
-def describe_start(config: RunConfig) -> str:
-    """Description of the network that a run will have, noting what is not available."""
-    name = config.start.model or config.start.architecture
-    try:
-        start, num_tokens = plan_start(config)
-    except UserError as error:
-        return f"the network will be that of {name}, not of the model section ({error})"
-    model, kind = start.config.model, "the built-in DiT"
-    sizes: list[Any] = [model.num_layers, model.width, model.num_heads]
-    if start.backbone is not None:
-        theirs = start.backbone.language_model
-        pairs = [("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd")]
-        pairs += [("num_attention_heads", "n_head")]
-        sizes = [theirs.get(name, theirs.get(other, "?")) for name, other in pairs]
-        kind = f"a causal LM of type {theirs['model_type']}"
-    told = "{} layers, width {}, {} heads".format(*sizes)
-    notes = "".join(f"; {note}" for note in start.notes)
-    return (
-        f"the network will be that of {name}, {kind}: {told}, {num_tokens:,} tokens; of the model "
-        f"section only dropout and local_conv apply{notes}"
-    )
-
-
 def _not_here(given: str, known: Iterable[str]) -> UserError:
     return UserError(
         f"{given}: planning downloads nothing; give a local folder, {', '.join(known)}"
