@@ -281,7 +281,7 @@ def _fish_script(words: dict[str, list[str]]) -> str:
 
 
 def main() -> None:
-    from bellmask.utils.allocator import keep_freed_memory
+    from bellmask.utils.libraries import keep_freed_memory
 
     keep_freed_memory()
     code = run_command(sys.argv[1:])
