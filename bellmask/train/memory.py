@@ -122,7 +122,7 @@ class PlannedNetwork:
 def plan_network(
     config: RunConfig, *, is_real: bool = False, known: tuple[Start, int] | None = None
 ) -> PlannedNetwork:
-    """The network that the options describe; ``is_real``: with random weights, for measuring.
+    """The network that the options describe; ``is_real``: with random weights.
 
     ``known``: the start and V of a run that has opened them already.
     """

@@ -293,7 +293,7 @@ def plan_of(layout, config=None, *, precision="float32", capacity=1e9, **known):
     ]
     cluster = Cluster(device, 1)
     given = {"parameters": SOME, "update": STATE, "capacity": capacity, "world": cluster.world}
-    given |= {"layout": layout, "precision": precision, "efficiency": 0.2, "measured": None}
+    given |= {"layout": layout, "precision": precision, "efficiency": 0.2}
     cost = trace.MicrobatchCost((1, 2), traces)
     given |= {"config": config, "cluster": cluster, "network": network, "cost": cost}
     return Plan(**given | known)
