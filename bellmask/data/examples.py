@@ -401,10 +401,6 @@ def load_example_blocks(
             f"data.block_length={rules.block_length} has no room for a prompt and a response of "
             f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
         )
-    if tokenizer.eos_id < 0:
-        raise UserError(
-            "examples end with EOS, which the tokenizer symbols lacks; use another tokenizer"
-        )
     encoder = PromptEncoder(tokenizer, chat.make_template(sft.template, tokenizer, chat_template))
     cache = block_files.writable_cache(data)
     sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]

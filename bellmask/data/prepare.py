@@ -96,11 +96,6 @@ class Preparation:
             if not self.done["bytes"]:
                 raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
-                if self.policy.documents == "wikipage" and not self.packer.num_documents:
-                    raise UserError(
-                        f"no <page> with an article was found in {self.source.name!r}: "
-                        "--data.documents wikipage reads Wikipedia XML dumps; use another rule"
-                    )
                 raise UserError(
                     f"data {self.source.name!r} is shorter than one block of "
                     f"{self.rules.block_length} tokens; give more text, a smaller "
