@@ -88,7 +88,8 @@ def _in_one_line(text: str) -> str:
         return f"{flag} needs {' or '.join(needed)}, not {given!r}"
     if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*one of \((.*?)\)", told):
         given, flag, allowed = found.groups()
-        return str(unknown(f"value of {flag},", given, re.findall(r"'(.*?)'", allowed)))
+        kind = "time law" if flag == "--law" else flag
+        return str(unknown(kind, given, re.findall(r"'(.*?)'", allowed)))
     if found := re.search(r"Missing value for argument '(.*?)'. Expected (\d+) values", told):
         flag, count = found.groups()
         return f"{flag} needs a value" if count == "1" else f"{flag} needs {count} values"
@@ -267,19 +268,6 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     return args
 
 
-def _check_names(args: Sequence[str]) -> None:
-    """Reject an unknown choice and suggest the nearest ones (the parser only lists all)."""
-    by_flag = {option.flag: option for option in run_options().values() if option.choices}
-    current: Option | None = None
-    for arg in args:
-        if arg.startswith("--"):
-            current = by_flag.get(arg)
-        elif current is not None and arg not in current.choices:
-            section, _, name = current.path.partition(".")
-            kind = {"law": "time law"}.get(section, section) if name == "name" else current.flag
-            raise unknown(kind, arg, current.choices)
-
-
 _OTHER_NAMES = {
     "--law.sigma": "--law.scale",
     "--law.b": "--law.scale",
@@ -334,7 +322,6 @@ def override(config: RunConfig, args: Sequence[str], where: str = "options") -> 
     for given, meant in _OTHER_NAMES.items():
         if given in args:
             raise UserError(f"unknown option {given}; did you mean {meant}?")
-    _check_names(args)
     return forget_replaced(config, parse_options(RunConfig, config, args, where), args)
 
 
