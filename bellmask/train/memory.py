@@ -56,13 +56,8 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
             return start, start.tokenizer.num_tokens
         num_tokens = count_tokens(config)
         if start.backbone is not None:
-            sizes, notes = start.backbone.language_model, start.notes
-            own, given = sizes["vocab_size"], str(config.start.architecture)
-            if own != num_tokens and Path(given).exists():
-                used = f"the {num_tokens:,} tokens of data.tokenizer={config.data.tokenizer}"
-                notes += (f"sized for {used}; for its own {own:,} plan with --start.model {given}",)
-            sized = pretrained.Backbone({**sizes, "vocab_size": num_tokens})
-            start = replace(start, backbone=sized, notes=notes)
+            sizes = {**start.backbone.language_model, "vocab_size": num_tokens}
+            start = replace(start, backbone=pretrained.Backbone(sizes))
         return start, num_tokens
     is_local = folder.is_file() or (folder / "config.json").exists()  # a Hugging Face config.json
     last = name.rsplit("/", 1)[-1]
