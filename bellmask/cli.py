@@ -11,7 +11,6 @@ import io
 import logging
 import os
 import re
-import shlex
 import sys
 import time
 import traceback
@@ -68,7 +67,7 @@ COMMANDS = {
     "export": ("exchange.huggingface:main", "Export a run for Hugging Face or mdlm."),
     "config": ("config.command_line:config_main", "Show or compare resolved options."),
     "presets": ("config.command_line:presets_main", "List the presets."),
-    "completion": ("cli:completion_main", "Print a completion script for bash, zsh or fish."),
+    "completion": ("cli:completion_main", "Print a completion script for bash or zsh."),
 }
 """Subcommands: module:function, which takes the arguments and returns an exit code; what it does.
 Modules are imported when they are called."""
@@ -185,21 +184,19 @@ class CompletionOptions:
     Examples:
     bellmask completion bash > ~/.local/share/bash-completion/completions/bellmask
 
-    bellmask completion zsh > ~/.zfunc/_bellmask
-
-    bellmask completion fish > ~/.config/fish/completions/bellmask.fish
+    bellmask completion zsh > ~/.bellmask.zsh    (and in ~/.zshrc: source ~/.bellmask.zsh)
     """
 
-    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional]
+    shell: Annotated[Literal["bash", "zsh"], tyro.conf.Positional]
     """The shell."""
 
 
 def completion_main(args: Sequence[str]) -> int:
     options = parse_command(CompletionOptions, args, command="completion")
     os.environ["COLUMNS"] = "80"  # help in one column: a row begins with its option
-    words = {name: _words(name) for name in COMMANDS}
-    scripts = {"bash": _bash_script, "zsh": _zsh_script, "fish": _fish_script}
-    print(scripts[options.shell](words))
+    if options.shell == "zsh":
+        print("autoload -U +X compinit bashcompinit && compinit && bashcompinit")
+    print(_script({name: _words(name) for name in COMMANDS}))
     return 0
 
 
@@ -223,25 +220,26 @@ def _words(name: str) -> list[str]:
         words += ["--suite"]
         words += import_module(f"bellmask.{COMMANDS[name][0].partition(':')[0]}").SUITES
     words += PRESETS if " PRESET" in about else []
-    words += ["bash", "zsh", "fish"] if name == "completion" else []
+    words += ["bash", "zsh"] if name == "completion" else []
     for row in re.findall(r"^\W (-.*?)(?:  |\n)", "\n".join(texts), re.MULTILINE):
         words += re.findall(r"--[a-z][\w.-]*\w", row)  # descriptions name other commands' too
     words += ["--quiet", "--verbose"]
     return list(dict.fromkeys(words))
 
 
-def _bash_script(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f"    {name}) words='{' '.join(found)}' ;;" for name, found in words.items())
+def _script(words: dict[str, list[str]]) -> str:
+    """For bash; zsh runs it too, by its bashcompinit."""
+    cases = "\n".join(f"    {name}) found='{' '.join(they)}' ;;" for name, they in words.items())
     return f"""_bellmask() {{
-  local current=${{COMP_WORDS[COMP_CWORD]}} words=''
+  local current=${{COMP_WORDS[COMP_CWORD]}} found=''
   if [ "$COMP_CWORD" -eq 1 ]; then
-    words='{" ".join(words)}'
+    found='{" ".join(words)}'
   else
     case "${{COMP_WORDS[1]}}" in
 {cases}
     esac
   fi
-  COMPREPLY=($(compgen -W "$words" -- "$current"))
+  COMPREPLY=($(compgen -W "$found" -- "$current"))
   if [ "$COMP_CWORD" -gt 1 ] && [[ $current != -* ]]; then
     COMPREPLY+=($(compgen -f -- "$current"))
   fi
@@ -249,39 +247,8 @@ def _bash_script(words: dict[str, list[str]]) -> str:
 complete -o filenames -F _bellmask bellmask"""
 
 
-def _zsh_script(words: dict[str, list[str]]) -> str:
-    cases = "\n".join(f"    {name}) found=({' '.join(found)}) ;;" for name, found in words.items())
-    return f"""#compdef bellmask
-_bellmask() {{
-  local -a found
-  if (( CURRENT == 2 )); then
-    found=({" ".join(words)})
-  else
-    case $words[2] in
-{cases}
-    esac
-    [[ $PREFIX == -* ]] || _files
-  fi
-  compadd -- $found
-}}
-if [[ $funcstack[1] == _bellmask ]]; then _bellmask "$@"; else compdef _bellmask bellmask; fi"""
-
-
-def _fish_script(words: dict[str, list[str]]) -> str:
-    lines = [
-        f"complete -c bellmask -f -n __fish_use_subcommand -a {name} -d {shlex.quote(summary)}"
-        for name, (_, summary) in COMMANDS.items()
-    ]
-    for name, found in words.items():
-        where = f"complete -c bellmask -n '__fish_seen_subcommand_from {name}'"
-        plain = [word for word in found if not word.startswith("--")]
-        lines += [f"{where} -a '{' '.join(plain)}'"] if plain else []
-        lines += [f"{where} -l {word[2:]}" for word in found if word.startswith("--")]
-    return "\n".join(lines)
-
-
 def main() -> None:
-    from bellmask.utils.allocator import keep_freed_memory
+    from bellmask.utils.libraries import keep_freed_memory
 
     keep_freed_memory()
     code = run_command(sys.argv[1:])

@@ -44,9 +44,9 @@ from bellmask.train.optim import learning_rate
 from bellmask.train.planning import StepPlanner
 from bellmask.train.setup import open_start
 from bellmask.train.train_run import train_run
-from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.distributed import World
 from bellmask.utils.files import write_json
+from bellmask.utils.libraries import keep_freed_memory
 from bellmask.utils.table import Table
 
 REFERENCE = "reference"

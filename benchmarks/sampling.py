@@ -24,7 +24,7 @@ from bellmask.generate.fill import fill
 from bellmask.generate.sampler import Generation
 from bellmask.generate.settings import Sampling
 from bellmask.model.transformer import Denoiser
-from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.libraries import keep_freed_memory
 from bellmask.utils.table import Table
 
 STEPS = 128

@@ -31,8 +31,8 @@ from bellmask.train.optim import Ema, Optimizer
 from bellmask.train.parallel import parallelize, plan_parallel
 from bellmask.train.planning import StepPlanner
 from bellmask.train.step import PendingStep, TrainStep
-from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.distributed import CPU, World
+from bellmask.utils.libraries import keep_freed_memory
 
 SAMPLES, SAMPLE_STEPS = 4, 16
 

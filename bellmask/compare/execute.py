@@ -33,9 +33,9 @@ from bellmask.config.config import RunConfig, override, to_args
 from bellmask.config.options import Interval
 from bellmask.storage.run_folder import FAILED, read_metrics
 from bellmask.train.setup import open_start
-from bellmask.utils.allocator import keep_freed_memory
 from bellmask.utils.console import messages_on_stderr, tell
 from bellmask.utils.errors import DISK_FAILURES, SavingError, TrainingError, UserError
+from bellmask.utils.libraries import keep_freed_memory
 from bellmask.utils.progress import progress_bar
 
 # The trainings that a comparison needs, each in a folder named by a hash of its content

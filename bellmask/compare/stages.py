@@ -30,7 +30,7 @@ from bellmask.config.config import RunConfig, load_config, parse_options
 from bellmask.data.blocks import Blocks
 from bellmask.data.prepare import LoadedData, describe_blocks, make_tokenizer
 from bellmask.data.tokenizers import Tokenizer
-from bellmask.evaluate.exact_match import ExactMatch, Exam, Gap
+from bellmask.evaluate.exact_match import ExactMatch, Exam
 from bellmask.generate.settings import Sampling
 from bellmask.report.figures import finish_axes, new_figure, save_figure
 from bellmask.train.setup import open_start
@@ -61,8 +61,8 @@ class StagesOptions(TrainingOptions):
     bellmask compare --suite cpt_sft --cpt 'cpt_tiny --train.steps 300' --sft 'sft_tiny --sft.train
     toy:copy --sft.round-to 16'
 
-    bellmask compare --suite cpt_sft --start runs/other_arm --sampling.rule most_confident
-    --sampling.temperature 0 --sampling-seeds 1
+    bellmask compare --suite cpt_sft --cpt 'cpt_tiny --start.model runs/other_arm' --sampling.rule
+    most_confident --sampling.temperature 0 --sampling-seeds 1
     """
 
     suite: Literal["cpt_sft"] = "cpt_sft"
@@ -72,16 +72,11 @@ class StagesOptions(TrainingOptions):
     bell differ from it only in framework, law, schedule and objective."""
     sft: str = "sft_tiny"
     """Fine-tuning, in the same format; it starts from the last step of continual pretraining."""
-    start: str | None = None
-    """Where both adaptations start, in place of --cpt's own start.model: a run folder, an export or
-    a Hugging Face causal LM."""
     examples: int = 256
     """Number of held-out examples; 0 means all."""
-    gap: Literal["fixed", "own"] = "fixed"
-    """fixed: the gap to fill has the same length for all examples. own: the response's own,
-    rounded up to sft.round_to as in training, which reveals a little about the answer."""
     length: int | None = None
-    """Tokens of a fixed gap. Default: enough for nine in ten training responses."""
+    """Tokens of the gap to fill, for all examples. Default: enough for nine in ten training
+    responses."""
     sampling_seeds: int = 5
     """Number of answers sampled per example; mean and deviation are over these seeds."""
     sampling: Sampling = field(default_factory=Sampling)
@@ -225,12 +220,11 @@ def _exam(plan: StagePlan, sft: RunConfig, options: StagesOptions) -> Exam:
     if sampling.steps is None and sampling.has_steps:
         sampling = replace(sampling, steps=sft.validation.sample_steps)
     length = plan.length if options.length is None else options.length
-    if options.gap == "fixed" and not 1 <= length < block:
+    if not 1 <= length < block:
         raise UserError(f"--length {length} leaves no room for a prompt in rows of {block} tokens")
-    gap: Gap = "own" if options.gap == "own" else length
     examples = plan.valid.slice(0, min(options.examples or len(plan.valid), len(plan.valid)))
     seeds = tuple(range(options.sampling_seeds))
-    return Exam(examples, plan.tokenizer, gap, sampling, seeds, options.batch_size)
+    return Exam(examples, plan.tokenizer, length, sampling, seeds, options.batch_size)
 
 
 def _as_started(run: StageRun) -> StageRun:
@@ -377,8 +371,6 @@ def stage_notes(results: Mapping[str, Any]) -> list[str]:
     asked, seeds, sampling = results["asked"], len(results["seeds"]), results["asked"]["sampling"]
     low, high = asked["own_gaps"]
     gap = f"{asked['gap']} tokens for every answer (in training {low} to {high})"
-    if asked["gap"] == "own":
-        gap = "each answer's own length, rounded up as in training, which reveals a little about it"
     steps = "" if sampling["steps"] is None else f", at most {sampling['steps']} steps"
     over = f"{seeds} paired training seeds" + (", with a 95 % t-interval" if seeds > 2 else "")
     if seeds == 1:
@@ -447,10 +439,6 @@ def main(args: Sequence[str]) -> int:
     options = parse_command(StagesOptions, args, command=f"compare --suite {SUITE}")
     cpt_name, cpt = _stage("--cpt", options.cpt)
     sft_name, sft = _stage("--sft", options.sft)
-    if options.start is not None:
-        cpt = replace(cpt, start=replace(cpt.start, model=options.start, architecture=None)).check()
-    if options.gap == "own" and options.length is not None:
-        raise UserError("--length cannot be combined with --gap own")
     out = Path(options.out or f"runs/compare-{cpt_name}-{sft_name}")
     check_folder(str(out))
     check_folder(options.runs, "--runs")

@@ -118,11 +118,6 @@ def parse_variant(text: str) -> Variant:
     name, _, numbers = name.partition(":")
     options, takes = look_up("variant", name, {**NAMES, "fast": ("", ())})
     values = numbers.split(",") if numbers else []
-    try:
-        list(map(float, values))
-    except ValueError:
-        message = f"variant {text!r}: {numbers!r} must be numbers, as in {name}:0.5"
-        raise UserError(message) from None
     if len(values) > len(takes):
         raise UserError(f"variant {text!r}: {name} takes {len(takes)} number(s) at most")
     found = {suffix: _FACTOR.fullmatch(suffix) for suffix in suffixes}

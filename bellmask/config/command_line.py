@@ -11,11 +11,9 @@ import io
 import json
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from importlib import import_module
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar
 
@@ -30,7 +28,7 @@ from bellmask.config.config import (
 )
 from bellmask.config.options import DataOptions
 from bellmask.config.presets import PRESETS, preset
-from bellmask.utils.console import announced, tell
+from bellmask.utils.console import tell
 from bellmask.utils.errors import UserError, look_up
 
 T = TypeVar("T")
@@ -122,7 +120,7 @@ def _print_help(kind: Any, default: Any, command: str) -> None:
     named: dict[str, Any] = {"prog": f"bellmask {command}", "description": about}
     hush = contextlib.suppress(SystemExit)
     with hush, _joined_lines(), contextlib.redirect_stdout(told):
-        tyro.cli(kind, default=default, args=["--help"], registry=_HELP, **named)
+        tyro.cli(kind, default=default, args=["--help"], config=(tyro.conf.DisallowNone,), **named)
     print(without_none(told.getvalue()), end="" if default is not None else f"\n{EVERY_COMMAND}\n")
 
 
@@ -139,26 +137,6 @@ class _HelpText(io.StringIO):
 
     def isatty(self) -> bool:
         return self._stream.isatty()
-
-
-_HELP = tyro.constructors.ConstructorRegistry()
-
-
-@_HELP.primitive_rule
-def _optional(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """``--length INT``, not ``--length {None}|INT``: None is the value of an omitted option."""
-    kinds = typing.get_args(info.type)
-    if info.type_origin not in (typing.Union, types.UnionType) or types.NoneType not in kinds:
-        return None
-    inner: Any = typing.Union[tuple(kind for kind in kinds if kind is not types.NoneType)]  # noqa: UP007
-    inner = tyro.constructors.PrimitiveTypeInfo.make(inner, info.markers)
-    spec: Any = tyro.constructors.ConstructorRegistry.get_primitive_spec(inner)
-    shown = spec.str_from_instance
-    return replace(
-        spec,
-        is_instance=lambda value: value is None or spec.is_instance(value),
-        str_from_instance=lambda value: ["None"] if value is None else shown(value),
-    )
 
 
 def without_none(text: str) -> str:
@@ -320,10 +298,9 @@ def config_main(args: Sequence[str]) -> int:
 def _show(args: Sequence[str]) -> int:
     options, rest = parse_run_command(ConfigShowOptions, args, command="config show")
     _, config = resolve(options, rest, "bellmask config show")
-    if config.start.model is not None or config.start.architecture is not None:
-        with announced("loading PyTorch"):  # by name: the folder train stands above this one
-            memory = import_module("bellmask.train.memory")
-        tell(f"note: {memory.describe_start(config)}", sys.stderr)
+    if network := config.start.model or config.start.architecture:
+        text = f"note: the network will be that of {network}, not of the model section, of which "
+        tell(f"{text}only dropout and local_conv apply; 'bellmask plan' describes it", sys.stderr)
     print(json.dumps(config.resolved().to_dict(), indent=2))
     return 0
 

@@ -88,7 +88,8 @@ def _in_one_line(text: str) -> str:
         return f"{flag} needs {' or '.join(needed)}, not {given!r}"
     if found := re.search(r"invalid choice '(.*?)' for argument '(.*?)'.*one of \((.*?)\)", told):
         given, flag, allowed = found.groups()
-        return str(unknown(f"value of {flag},", given, re.findall(r"'(.*?)'", allowed)))
+        kind = "time law" if flag == "--law" else flag
+        return str(unknown(kind, given, re.findall(r"'(.*?)'", allowed)))
     if found := re.search(r"Missing value for argument '(.*?)'. Expected (\d+) values", told):
         flag, count = found.groups()
         return f"{flag} needs a value" if count == "1" else f"{flag} needs {count} values"
@@ -220,8 +221,9 @@ def run_options() -> dict[str, Option]:
         for one in dataclasses.fields(kind):
             path, hint = f"{section.name}.{one.name}", hints[one.name]
             flag, marks = path, one.metadata.get("marks", Marks())
-            for about in getattr(hint, "__metadata__", ()):  # tyro.conf.arg
-                flag = f"{section.name}.{about.name}" if about.prefix_name is None else about.name
+            for about in getattr(hint, "__metadata__", ()):
+                if called := getattr(about, "name", None):  # tyro.conf.arg
+                    flag = f"{section.name}.{called}" if about.prefix_name is None else called
             affects = marks.affects or section.metadata.get("affects", "result")
             flag = "--" + flag.replace("_", "-")
             known = (defaults[path], _choices(hint), hint is bool, marks, affects)
@@ -264,19 +266,6 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
         else:
             args += [option.flag, str(value)]
     return args
-
-
-def _check_names(args: Sequence[str]) -> None:
-    """Reject an unknown choice and suggest the nearest ones (the parser only lists all)."""
-    by_flag = {option.flag: option for option in run_options().values() if option.choices}
-    current: Option | None = None
-    for arg in args:
-        if arg.startswith("--"):
-            current = by_flag.get(arg)
-        elif current is not None and arg not in current.choices:
-            section, _, name = current.path.partition(".")
-            kind = {"law": "time law"}.get(section, section) if name == "name" else current.flag
-            raise unknown(kind, arg, current.choices)
 
 
 _OTHER_NAMES = {
@@ -333,7 +322,6 @@ def override(config: RunConfig, args: Sequence[str], where: str = "options") -> 
     for given, meant in _OTHER_NAMES.items():
         if given in args:
             raise UserError(f"unknown option {given}; did you mean {meant}?")
-    _check_names(args)
     return forget_replaced(config, parse_options(RunConfig, config, args, where), args)
 
 

@@ -113,9 +113,11 @@ class DataOptions:
     packing: Literal["packed", "unpacked"] = option("packed", not_with="sft.train")
     """packed: join documents and split into blocks. unpacked: one document per row, truncated or
     padded."""
-    wrap: bool | None = option(None, not_with="sft.train")
+    wrap: Annotated[bool | None, tyro.conf.FlagConversionOff] = option(None, not_with="sft.train")
     """Begin each row with BOS and end it with EOS. Default: as in the corpus's public recipe."""
-    insert_eos: bool | None = option(None, not_with="sft.train")
+    insert_eos: Annotated[bool | None, tyro.conf.FlagConversionOff] = option(
+        None, not_with="sft.train"
+    )
     """End each document with EOS (packed). Default: yes, except for text8 and enwik8."""
     remainder: Literal["drop", "keep"] = option(
         "drop", only_with="data.packing=packed", not_with="sft.train"
@@ -312,7 +314,7 @@ class TrainOptions:
     deterministic: bool = option(False, affects="speed")
     """Use only torch's deterministic kernels, which are slower, so that a run can be reproduced bit
     for bit on GPUs. CPU runs can be without it."""
-    compile: bool | None = False
+    compile: Annotated[bool | None, tyro.conf.FlagConversionOff] = False
     """Compile the blocks with torch.compile: half a minute at the start, then faster steps
     (docs/performance.md). It needs a compiler: for C on a GPU, for C++ on a CPU. None: on GPUs that
     have one."""
@@ -445,8 +447,7 @@ class SftOptions:
     train: str | None = None
     """Examples that replace --data.train (which is then only used to learn a bpe tokenizer): a
     JSONL, JSON or Parquet file, hub:OWNER/NAME[:CONFIG[:SPLIT]], tasks (the paper's mix from the
-    hub) or tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE],
-    stories:FILE (questions about stories)."""
+    hub) or tasks:FOLDER, sharegpt:FILE or sharegpt:hub:OWNER/NAME, toy:copy|reverse|sums[:SIZE]."""
     valid: str | None = option(None, only_with="sft.train")
     """Held-out examples, same format. Default: the last --data.valid-fraction of --sft.train."""
     turns: Literal["all", "first"] = option("all", only_with="sft.train")

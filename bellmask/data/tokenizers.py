@@ -360,9 +360,7 @@ def load_tokenizer(
     if name == "bert-base-uncased":
         return bert_tokenizer(cache)
     if name.startswith("symbols:"):
-        if (size := count_of(name[8:])) is None:
-            raise UserError(f"tokenizer {name!r:.40}: write symbols:8 for 8 symbols")
-        return SymbolTokenizer(size)
+        return SymbolTokenizer(count_of(name[8:]) or 0)
     if name.startswith("bpe:"):
         size = bpe_size(name)
         if training_text is None:

@@ -87,8 +87,6 @@ class Nelbo(Objective):
     @property
     def first_time(self) -> float:
         """alpha^-1(1 - floor): the floor itself for the linear schedule."""
-        if self.time_floor == 0:
-            return 0.0
         return float(self.schedule.inverse(laws.as_float64(1 - self.time_floor)))
 
     def times(self, u_B: Tensor) -> Tensor:

@@ -60,8 +60,6 @@ def _integrate(log_w: Tensor, alpha: Tensor, length: int) -> Tensor:
 
 def _nelbo_weights(objective: Nelbo, length: int) -> Tensor:
     """P(Binomial(L, 1 - floor) > N_c) / (1 - first time): exactly one without a floor."""
-    if objective.time_floor == 0:
-        return torch.ones(length, dtype=torch.float64)
     alpha = laws.as_float64(1 - objective.time_floor)
     n = torch.arange(length, dtype=torch.float64)
     log_pmf = _log_binomial(length) + torch.xlogy(n, alpha) + torch.xlogy(length - n, 1 - alpha)

@@ -39,7 +39,7 @@ from bellmask.data.prepare import prepare
 from bellmask.diffusion.frameworks import Framework, Mdm, Model, Ordered, Problem
 from bellmask.diffusion.progress import RATES
 from bellmask.evaluate.suite import on_all_ranks, write_results
-from bellmask.model.attention import AttentionRules
+from bellmask.model.transformer import AttentionRules
 from bellmask.storage.build import build_rules
 from bellmask.storage.loading import Loaded, LoadOptions
 from bellmask.utils import stats

@@ -33,10 +33,9 @@ from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Mdm, Ordered, Problem
 from bellmask.generate.fill import WIDTH, pad_rows
 from bellmask.generate.rules import RULES, RuleName
-from bellmask.model.attention import attention_mask
 from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import fingerprint, smollm2_folder
-from bellmask.model.transformer import hash_weights
+from bellmask.model.transformer import attention_mask, hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions, load
 from bellmask.utils.distributed import World, autocast, pick_device, pick_precision
 from bellmask.utils.errors import UserError, check_least, look_up

@@ -28,8 +28,8 @@ from bellmask.data.tokenizers import ByteTokenizer, Tokenizer
 from bellmask.diffusion.frameworks import Ordered
 from bellmask.diffusion.schedules import Linear, Schedule
 from bellmask.generate.rules import RULES, Moment, Rule
-from bellmask.model.attention import KeyValues, attention_mask
 from bellmask.model.head import CHUNK_ROWS
+from bellmask.model.transformer import KeyValues, attention_mask
 from bellmask.utils.distributed import float64_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform

@@ -10,14 +10,13 @@ import contextlib
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.filesize import decimal
-from torch.utils.benchmark import Timer
 
 from bellmask.config.command_line import PresetOptions, parse_run_command, resolve
 from bellmask.config.config import RunConfig, override
@@ -28,14 +27,11 @@ from bellmask.data.readers import HubSplit, find_files, hub_address
 from bellmask.data.tasks import task_counts
 from bellmask.train import memory
 from bellmask.train.memory import USABLE, MemoryEstimate, Parameters, TracedKernel, Update
-from bellmask.train.parallel import parallelize, plan_parallel
-from bellmask.train.trainer import TrainState
 from bellmask.utils import distributed
 from bellmask.utils.console import announced
-from bellmask.utils.distributed import DEVICES, Device, find_device
+from bellmask.utils.distributed import DEVICES, Device
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import count_of, write_json
-from bellmask.utils.progress import progress_bar
 from bellmask.utils.table import Table
 
 Section = dict[str, Any]
@@ -63,40 +59,16 @@ class Cluster:
         return inside if self.machines == 1 else f"{self.machines}x{inside}"
 
 
-def parse_devices(text: str, nodes: int | None = None) -> Cluster:
-    """``H100``, ``4xH100``, or ``16x8xH100`` for 16 machines of 8; ``nodes`` multiplies machines.
-
-    Names are found whatever their case.
-    """
+def parse_devices(text: str) -> Cluster:
+    """``H100``, ``4xH100``, or ``16x8xH100`` for 16 machines of 8; names in any case."""
     match = re.fullmatch(r"(?:(?:(\d+)x)?(\d+)x)?([A-Za-z0-9][A-Za-z0-9-]*)", text.strip())
     machines, machine_size = ((match and count_of(match[n] or "1")) or 0 for n in (1, 2))
-    if match is not None and match[1] and nodes is not None:
-        raise UserError(f"--devices {text} already sets the number of machines: omit --nodes")
-    machines = machines if nodes is None else nodes
     if match is None or not 1 <= machines * machine_size <= 10**6:
         example = "write 4xH100, or 16x8xH100 for 16 machines of 8"
         raise UserError(f"--devices {text!r}: {example}, with at most 1,000,000 devices")
     by_name = {name.lower(): name for name in DEVICES}
     device = look_up("device", by_name.get(match[3].lower(), match[3]), DEVICES)
     return Cluster(device, machine_size, machines)
-
-
-def local_device(option: str = "auto") -> Device:
-    """The data sheet of this machine's device; UserError for a GPU that is not in the table."""
-    device = distributed.pick_device(option)
-    if device.type == "cpu":
-        cpu, size = DEVICES["CPU"], distributed.device_memory(device)
-        # bfloat16 is at least twice as fast where it is native
-        bfloat16 = 2 * cpu.float32 if distributed.has_native_bfloat16(device) else None
-        return replace(cpu, memory=size, bfloat16=bfloat16)
-    name = "a Mac's" if device.type == "mps" else torch.cuda.get_device_name(device)
-    if known := find_device(name):
-        # some variants have less than the data sheet
-        return replace(known, memory=distributed.device_memory(device))
-    raise UserError(
-        f"this machine's GPU, {name}, is not in the table; give --devices, or measure its CPU with "
-        "--train.device cpu"
-    )
 
 
 # Bytes on disk: checkpoints by the retention rules, and prepared data if its size is known
@@ -230,50 +202,6 @@ def gather_seconds(size: float, group: int, cluster: Cluster, *, is_spread: bool
     return size * (group - 1) / group / (speed * LINK_SHARE) + hops
 
 
-# Real microbatches of the run on this machine's device, timed
-
-ROUNDS = 4
-"""Timed microbatches, after two that warm up."""
-MOST_TOKENS = {"cpu": 4096, "cuda": 65_536}
-"""A microbatch is truncated to about this many tokens for measuring."""
-MATMUL = {"cpu": 1024, "cuda": 8192}
-"""Size of the square matrix product that measures the device's speed."""
-
-
-def probe(config: RunConfig, microbatch: int) -> Section:
-    """Time microbatches and updates of the run, with random weights and tokens."""
-    device = distributed.pick_device(config.train.device)
-    planned = memory.plan_network(config, is_real=True)
-    config = planned.config
-    parallel = plan_parallel(config, distributed.World(device=device))
-    # what is recomputed is so already
-    network = parallelize(planned.network, replace(parallel, recompute="none"), device)
-    size = min(microbatch, max(1, MOST_TOKENS[device.type] // config.data.block_length))
-    given = memory.inputs(planned, size)
-    given = {k: v if v is None else v.to(device) for k, v in given.items()}
-    state = TrainState.begin(network, config.optim)
-    square = torch.ones((MATMUL[device.type],) * 2, device=device, dtype=parallel.precision)
-
-    def passes() -> None:
-        with distributed.autocast(device, parallel.precision):
-            loss = network(**given)
-        loss.backward()
-
-    def seconds(work: Callable[[], Any]) -> float:
-        progress.advance()
-        timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-        return timer.timeit(ROUNDS).median
-
-    with progress_bar("probing", "measurements", 3) as progress:
-        return {
-            "device": str(device),
-            "microbatch": size,
-            "row_seconds": seconds(passes) / size,
-            "update_seconds": seconds(lambda: memory.update(state, config.optim)),
-            "matmul_flops": 2 * MATMUL[device.type] ** 3 / seconds(lambda: square @ square),
-        }
-
-
 # The plan
 
 
@@ -283,8 +211,6 @@ class Plan(MemoryEstimate):
 
     cluster: Cluster
     efficiency: float
-    measured: Section | None
-    """Results of :func:`probe`, if requested."""
 
     def advice(self) -> tuple[str, ...]:
         """What to change if it does not fit: options tried in order."""
@@ -302,29 +228,23 @@ class Plan(MemoryEstimate):
 
     def timing(self) -> Section:
         """Seconds of a step, and the hours of all, without validation and saving."""
-        device, told, steps = self.cluster.device, self.measured, self.config.train.steps
-        calls, is_hidden = self._communication(), self.layout.is_sharded
-        if told is not None:
-            passes, update = told["row_seconds"] * self.share, told["update_seconds"]
-        else:
-            size, at = self.microbatch, self.cost.at
-            ideal = at(size, lambda trace: ideal_seconds(trace.kernels, device, self.precision))
-            number = at(size, lambda trace: trace.kernels.total())
-            each = device_seconds(ideal, number, device, self.efficiency)
-            passes = self.share // size * each
-            # each process updates its part; Muon's products are of whole matrices everywhere
-            kernels = self.update.kernels
-            products = Counter({k: n for k, n in kernels.items() if k.flops})
-            ideal = ideal_seconds(kernels - products, device, device.precision)
-            ideal /= self.layout.processes_per_copy
-            ideal += ideal_seconds(products, device, device.precision)
-            update = device_seconds(ideal, kernels.total(), device, self.efficiency)
+        device, steps, size = self.cluster.device, self.config.train.steps, self.microbatch
+        calls, is_hidden, at = self._communication(), self.layout.is_sharded, self.cost.at
+        ideal = at(size, lambda trace: ideal_seconds(trace.kernels, device, self.precision))
+        number = at(size, lambda trace: trace.kernels.total())
+        passes = self.share // size * device_seconds(ideal, number, device, self.efficiency)
+        # each process updates its part; Muon's products are of whole matrices everywhere
+        kernels = self.update.kernels
+        products = Counter({k: n for k, n in kernels.items() if k.flops})
+        ideal = ideal_seconds(kernels - products, device, device.precision)
+        ideal /= self.layout.processes_per_copy
+        ideal += ideal_seconds(products, device, device.precision)
+        update = device_seconds(ideal, kernels.total(), device, self.efficiency)
         exposed = max(0.0, sum(calls.values()) - (passes if is_hidden else 0.0))
         step = passes + update + exposed
         found = {"passes": passes, "update": update, "exposed": exposed, "step": step}
         found |= {"steps": steps, "hours": step * steps / 3600}
-        source = "data sheet" if told is None else "measured here"
-        return {**found, "source": source, "communication": {**calls, "is_hidden": is_hidden}}
+        return {**found, "source": "data sheet", "communication": {**calls, "is_hidden": is_hidden}}
 
     def _communication(self) -> dict[str, float]:
         """Seconds per step of collective calls on one process.
@@ -347,10 +267,11 @@ class Plan(MemoryEstimate):
 
     def assumptions(self) -> list[str]:
         """Assumptions behind the numbers."""
-        assumed = f"{self.efficiency:.0%} of the data sheet's"
-        speeds = assumed if self.measured is None else "as measured here"
-        found = [f"speed of kernels {speeds}, of links {LINK_SHARE:.0%} of the data sheet's"]
-        found.append("the time excludes validation, saving and waiting for data")
+        found = [
+            f"speed of kernels {self.efficiency:.0%} of the data sheet's, of links "
+            f"{LINK_SHARE:.0%} of the data sheet's",
+            "the time excludes validation, saving and waiting for data",
+        ]
         if self.config.sft.train is not None:
             found.append("every row has block_length tokens, all of them maskable: an upper bound")
         return found
@@ -370,7 +291,7 @@ class Plan(MemoryEstimate):
         if epochs is not None and epochs > 1:
             about = "about " if data["source"].startswith("estimated") else ""
             notes.append(f"warning: the run reads its data {about}{epochs:,.1f} times")
-        as_they_are = ("precision", "efficiency", "microbatch", "measured")
+        as_they_are = ("precision", "efficiency", "microbatch")
         return {name: getattr(self, name) for name in as_they_are} | {
             "devices": str(self.cluster),
             "options": config.resolved().to_dict(),
@@ -395,29 +316,17 @@ class Plan(MemoryEstimate):
 
 
 # Paper: App. C.1: hardware and hours
-def plan(
-    config: RunConfig,
-    devices: str | Cluster,
-    *,
-    efficiency: float = EFFICIENCY,
-    is_probed: bool = False,
-) -> Plan:
-    """The plan of a run on devices; ``is_probed`` measures this machine instead of assuming."""
+def plan(config: RunConfig, devices: str | Cluster, *, efficiency: float = EFFICIENCY) -> Plan:
+    """The plan of a run on devices."""
     if not 0 < efficiency <= 1:
         raise UserError(f"--efficiency {efficiency} must be above 0 and at most 1")
     cluster = parse_devices(devices) if isinstance(devices, str) else devices
     config = config.check()
-    if is_probed:
-        here = local_device(config.train.device)
-        if here.name != cluster.device.name:
-            raise UserError(f"--probe measures {here.name}, but --devices is {cluster.device.name}")
-        cluster = replace(cluster, device=here)  # with its own memory
     asked = config.train.precision
     precision = cluster.device.precision if asked == "auto" else asked
     cluster.device.peak(precision)  # rejects a type without hardware units
     found = memory.estimate_memory(config, cluster.world, cluster.device.memory, precision)
-    measured = probe(config, found.microbatch) if is_probed else None
-    return Plan(**vars(found), cluster=cluster, efficiency=efficiency, measured=measured)
+    return Plan(**vars(found), cluster=cluster, efficiency=efficiency)
 
 
 # A plan on the screen
@@ -467,20 +376,13 @@ class PlanOptions(PresetOptions):
 
     bellmask plan cpt_gpt2_large --devices 4xB200 --scale.recompute selective
 
-    bellmask plan tiny --probe
-
     bellmask plan owt --devices 8x8xH100 --model.num-layers 32 --model.width 4096 --model.num-heads
     32 --data.block-length 4096 --scale.sharding full --scale.recompute block
     """
 
-    devices: str | None = None
-    """4xH100, or 16x8xH100 for 16 machines of 8. Default with --probe: this machine's device.
-    Known: B200, H200, H100, H100-PCIe, H800, A100, A100-40GB, MI300X, L40S, A6000, 4090, V100,
-    CPU."""
-    nodes: int | None = None
-    """Number of machines with --devices each."""
-    probe: bool = False
-    """Time a few real microbatches on this machine's device and use them for the estimate."""
+    devices: str
+    """4xH100, or 16x8xH100 for 16 machines of 8. Known: B200, H200, H100, H100-PCIe, H800, A100,
+    A100-40GB, MI300X, L40S, A6000, 4090, V100, CPU."""
     efficiency: float = EFFICIENCY
     """Fraction of the data sheet's speed that a run reaches from start to end. The paper's three
     runs are close to the default; compiled and tuned runs reach more."""
@@ -492,13 +394,8 @@ class PlanOptions(PresetOptions):
 def main(args: Sequence[str]) -> int:
     options, rest = parse_run_command(PlanOptions, args, command="plan")
     name, config = resolve(options, rest, "bellmask plan")
-    if options.devices is None and not options.probe:
-        raise UserError("bellmask plan needs --devices, as in --devices 4xH100 (or --probe)")
-    devices = options.devices or local_device(config.train.device).name
-    cluster = parse_devices(devices, options.nodes)
-    how: dict[str, Any] = {"efficiency": options.efficiency, "is_probed": options.probe}
     with announced("tracing a step"):
-        told = plan(config, cluster, **how).to_dict()
+        told = plan(config, options.devices, efficiency=options.efficiency).to_dict()
     print_plan(told, name)
     if options.out is not None:
         write_json(Path(options.out), told)

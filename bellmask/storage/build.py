@@ -17,9 +17,8 @@ from bellmask.diffusion.objectives import Bell, ChainRule, Importance, Nelbo, Ob
 from bellmask.diffusion.progress import ProgressLaw
 from bellmask.diffusion.schedules import Cosine, Linear, MiddleFlat, Polynomial, Schedule
 from bellmask.diffusion.theory import bell_test
-from bellmask.model.attention import AttentionRules
 from bellmask.model.pretrained import Backbone, PretrainedDenoiser, add_lora, make_language_model
-from bellmask.model.transformer import Denoiser
+from bellmask.model.transformer import AttentionRules, Denoiser
 from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.rng import shuffle, stream_key, torch_seed
 

@@ -56,13 +56,8 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
             return start, start.tokenizer.num_tokens
         num_tokens = count_tokens(config)
         if start.backbone is not None:
-            sizes, notes = start.backbone.language_model, start.notes
-            own, given = sizes["vocab_size"], str(config.start.architecture)
-            if own != num_tokens and Path(given).exists():
-                used = f"the {num_tokens:,} tokens of data.tokenizer={config.data.tokenizer}"
-                notes += (f"sized for {used}; for its own {own:,} plan with --start.model {given}",)
-            sized = pretrained.Backbone({**sizes, "vocab_size": num_tokens})
-            start = replace(start, backbone=sized, notes=notes)
+            sizes = {**start.backbone.language_model, "vocab_size": num_tokens}
+            start = replace(start, backbone=pretrained.Backbone(sizes))
         return start, num_tokens
     is_local = folder.is_file() or (folder / "config.json").exists()  # a Hugging Face config.json
     last = name.rsplit("/", 1)[-1]
@@ -81,29 +76,6 @@ def plan_start(config: RunConfig) -> tuple[Start, int]:
     near = config.model.local_conv or model.local_conv
     config = replace(config, model=replace(model, dropout=config.model.dropout, local_conv=near))
     return Start(config, backbone=backbone, notes=(note,)), num_tokens
-
-
-def describe_start(config: RunConfig) -> str:
-    """Description of the network that a run will have, noting what is not available."""
-    name = config.start.model or config.start.architecture
-    try:
-        start, num_tokens = plan_start(config)
-    except UserError as error:
-        return f"the network will be that of {name}, not of the model section ({error})"
-    model, kind = start.config.model, "the built-in DiT"
-    sizes: list[Any] = [model.num_layers, model.width, model.num_heads]
-    if start.backbone is not None:
-        theirs = start.backbone.language_model
-        pairs = [("num_hidden_layers", "n_layer"), ("hidden_size", "n_embd")]
-        pairs += [("num_attention_heads", "n_head")]
-        sizes = [theirs.get(name, theirs.get(other, "?")) for name, other in pairs]
-        kind = f"a causal LM of type {theirs['model_type']}"
-    told = "{} layers, width {}, {} heads".format(*sizes)
-    notes = "".join(f"; {note}" for note in start.notes)
-    return (
-        f"the network will be that of {name}, {kind}: {told}, {num_tokens:,} tokens; of the model "
-        f"section only dropout and local_conv apply{notes}"
-    )
 
 
 def _not_here(given: str, known: Iterable[str]) -> UserError:
@@ -145,7 +117,7 @@ class PlannedNetwork:
 def plan_network(
     config: RunConfig, *, is_real: bool = False, known: tuple[Start, int] | None = None
 ) -> PlannedNetwork:
-    """The network that the options describe; ``is_real``: with random weights, for measuring.
+    """The network that the options describe; ``is_real``: with random weights.
 
     ``known``: the start and V of a run that has opened them already.
     """

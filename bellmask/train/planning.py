@@ -21,8 +21,8 @@ from bellmask.data.blocks import BatchPlan, Blocks, rank_share
 from bellmask.diffusion.laws import strata
 from bellmask.diffusion.objectives import Objective
 from bellmask.diffusion.theory import CountLaw
-from bellmask.model.attention import AttentionRules
 from bellmask.model.dit import same_document
+from bellmask.model.transformer import AttentionRules
 from bellmask.utils.distributed import World
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import shuffle, stream_key, uniform, uniform_rows

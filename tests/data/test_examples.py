@@ -1,4 +1,4 @@
-"""Prompts with responses: from files, the hub, ShareGPT, toy tasks and stories."""
+"""Prompts with responses: from files, the hub, ShareGPT and toy tasks."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_all_column_names_are_known_documents_are_records_and_drops_are_counted(
         ("toy:copi", "", "'copy'"),
         ("toy:copy:13", "", "1 to 12"),
         ("toy:sums:0", "", "1 to 9"),
-        ("stories:", "", "stories:"),
+        ("sharegpt:", "", "sharegpt:"),
         ("no/such.jsonl", "", "no/such.jsonl"),
         (__file__, "", r"\.jsonl"),
     ],
@@ -110,7 +110,7 @@ def test_parts_of_a_conversation_are_one_document(tmp_path):
         assert module.clean_conversation(record, Counter()) == ()
 
 
-# What is cleaned, put in order and asked of stories is in ``golden.json``.
+# What is cleaned and put in order is in ``golden.json``.
 FIRST, JOINED = "turns before the first question", "turns joined to the one before"
 
 

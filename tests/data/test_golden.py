@@ -22,7 +22,7 @@ from hub_tools import install_hub
 from bellmask.config.options import DataOptions, SftOptions
 from bellmask.data import toys
 from bellmask.data.corpora import CORPORA, InWheel, open_corpus
-from bellmask.data.examples import clean_text, load_example_blocks, opening, questions, tidy
+from bellmask.data.examples import clean_text, load_example_blocks, tidy
 from bellmask.data.prepare import load_data, prepare
 from bellmask.data.readers import DOCUMENT_RULES
 from bellmask.data.tasks import TaskQuestion, passages, scored_questions, take
@@ -44,8 +44,6 @@ SAID = [
     {"from": "human", "value": "Why? 1 / 1"},
     {"from": "gpt", "value": "<div>So &amp; so</div>"},
 ]
-STORY = "There was a little {} named {}. {} loved to go fast. The end.\n<|endoftext|>\n"
-NAMES = [("car", "Beep"), ("dog", "Max"), ("friend", "Lily"), ("ant", "Andy")]
 TEXT = "".join(f"line {i} it 's a test , isn 't it ?\n\n" for i in range(200))
 TEXTS = [
     {"train": "a.txt"},
@@ -65,16 +63,13 @@ TEXTS = [
     {"train": "a.txt", "mixture": ("c.jsonl=0.3", "lm1b=0.1")},
 ]
 TOYS = "toy:sticky toy:sticky:0.3 toy:order2 toy:hidden toy:local toy:local:1".split()
-EXAMPLES = "toy:copy:2 toy:sums:1 toy:reverse stories:stories.txt c.jsonl hub:me/set talks.jsonl "
+EXAMPLES = "toy:copy:2 toy:sums:1 toy:reverse c.jsonl hub:me/set talks.jsonl "
 EXAMPLES += "sharegpt:talks.jsonl tasks:tasks"
 COUNTS = "piqa=9 lambada=0 hellaswag=0 triviaqa=0 openbookqa=0 social_iqa=0 winogrande=30".split()
 
 
 def texts_of(kind, text):
     """What a stored text becomes: its key is "KIND TEXT"."""
-    if kind == "story":
-        asked = [(name, one.messages[0].text, one.response) for name, one in questions(text)]
-        return [opening(text), asked]
     if kind == "turns":  # "h:hello" is what a human says
         sides, counts = {"h": "human", "g": "ChatGPT", "s": "system", "x": "critic"}, Counter()
         kept = tidy([(sides[turn[0]], turn[2:]) for turn in text.split()], counts)
@@ -103,7 +98,6 @@ def write_files():
         Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("a.txt").write_text(TEXT)
     Path("d.csv").write_text("0,t one,body\n" * 40)
-    Path("stories.txt").write_text("".join(STORY.format(*n, n[1]) for n in NAMES) * 9)
 
 
 def rows_of(blocks):
@@ -156,7 +150,7 @@ def everything(monkeypatch):
     found["limit"] = list(scored_questions("piqa", asked, 9))
     for key in json.loads(GOLDEN.read_text()):
         kind, _, text = key.partition(" ")
-        if kind in ("story", "turns", "documents", "page"):
+        if kind in ("turns", "documents", "page"):
             found[key] = texts_of(kind, text)
     return json.loads(json.dumps(found))
 

@@ -9,7 +9,6 @@ import io
 import json
 import lzma
 import sys
-import tarfile
 import zipfile
 from dataclasses import replace
 
@@ -254,26 +253,6 @@ def test_files_are_read_in_name_order_and_known_by_content_order_and_kind(tmp_pa
     (tmp_path / "hub:owner" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert hub_address("hub:owner/name") is None, "a path"
-
-
-def test_enwik8_is_read_from_the_archive_that_holds_it(tmp_path):
-    path = tmp_path / "mingru_pytorch-0.2.1.tar.gz"
-    data, text = DataOptions(train="enwik8", from_files=str(path)), "<page>\n  Ünder\n</page>\n"
-    for name, words in (("enwik8.gz", None), ("other.gz", "holds no file.*enwik8")):
-        content = gzip.compress(text.encode())
-        with tarfile.open(path, "w:gz") as archive:
-            info = tarfile.TarInfo(f"mingru_pytorch-0.2.1/data/{name}")
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-        source, _ = open_corpus(data, "train", tmp_path)
-        if words is None:
-            assert read(source) == [text]
-        else:
-            with pytest.raises(UserError, match=words):
-                read(source)
-    path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(UserError, match=r"mingru.*\.tar\.gz is truncated or damaged"):
-        read(open_corpus(data, "train", tmp_path)[0])
 
 
 # --- the hub ---------------------------------------------------------------------------------

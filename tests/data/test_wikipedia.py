@@ -154,7 +154,7 @@ def test_an_article_is_in_the_split_in_which_its_page_begins(sdist, tmp_path):
     (tmp_path / "enwik8").write_bytes(DUMP)
     (tmp_path / "own.gz").write_bytes(gzip.compress(DUMP))
     cache, identities = tmp_path / "cache", {}
-    for place in (None, sdist, tmp_path / "enwik8", tmp_path / "own.gz"):
+    for place in (None, tmp_path / "enwik8", tmp_path / "own.gz"):
         options = DataOptions(train="enwik8_text", from_files=place and str(place))
         for split, names in expected.items():
             identity, texts = read(options, split, cache)

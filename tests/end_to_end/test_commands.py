@@ -192,12 +192,8 @@ def test_memory_that_runs_out_is_one_message(error, monkeypatch):
 def test_config_show_and_diff():
     shown = json.loads(succeeds("config", "show", "lm1b", "--optim.weight_decay=0.5").out)
     assert shown["optim"]["weight_decay"] == 0.5
-    for name, told in (
-        ("cpt_tiny", "runs/arm_tiny, a causal LM of type gpt2: 4 layers, width 96, 4 heads"),
-        ("cpt", "smollm2, a causal LM of type llama: 30 layers, width 576, 9 heads"),
-        ("cpt_7b", "meta-llama/Llama-2-7b-hf, not of the model section"),
-    ):
-        assert f"note: the network will be that of {told}" in succeeds("config", "show", name).err
+    told = "note: the network will be that of runs/arm_tiny, not of the model section"
+    assert told in succeeds("config", "show", "cpt_tiny").err
     lines = succeeds("config", "diff", "tiny_base", "tiny_bell").out.splitlines()
     names = ["law.name", "law.mu", "law.scale", "objective.name"]
     assert [line.split(":")[0] for line in lines] == names

@@ -48,8 +48,8 @@ class Suite:
         cpt, sft = self.stages(steps)
         where = ["--out", place / "out", "--runs", place / "runs"]
         asking = ["--examples", "12", "--sampling-seeds", "2"]
-        start = ["--start", self.zoo / "gpt2", "--cpt", cpt, "--sft", sft]
-        return ["compare", "--suite", "cpt_sft", *start, *where, *asking, *more]
+        stages = ["--cpt", f"{cpt} --start.model {self.zoo / 'gpt2'}", "--sft", sft]
+        return ["compare", "--suite", "cpt_sft", *stages, *where, *asking, *more]
 
     def run(self, place, *more):
         """(names of what was trained, sampling seeds that were asked, what was said)."""
@@ -233,22 +233,22 @@ def test_interrupted_and_repeated_it_gives_the_same(undisturbed, suite, tmp_path
     ("args", "names"),
     [
         ("", "runs/arm_tiny"),
-        ("--cpt '' --start {arm}", "--cpt"),
+        ("--cpt ''", "--cpt"),
         ("--cpt 'cpt_tiny \"x'", "quotation"),
         ("--cpt 'cpt_tiny --law dirac'", "--cpt: --law"),
         ("--sft 'sft_tiny --start.fresh'", "--sft: --start.fresh"),
-        ("--seeds 0 --start {arm}", "--seeds"),
-        ("--sampling-seeds 0 --start {arm}", "--sampling-seeds"),
-        ("--gap own --length 4 --start {arm}", "--length"),
-        ("--start {arm} {stages} --length 32", "--length 32"),
-        ("--start {arm} {long}", "data.block_length=512"),
+        ("--seeds 0", "--seeds"),
+        ("--sampling-seeds 0", "--sampling-seeds"),
+        ("{stages} --length 32", "--length 32"),
+        ("{long}", "data.block_length=512"),
     ],
 )
 def test_bad_input_is_refused_and_leaves_nothing_behind(args, names, suite, tmp_path, monkeypatch):
-    cpt, sft = map(shlex.quote, suite.stages())
+    cpt, sft = suite.stages()
+    cpt, sft = map(shlex.quote, (f"{cpt} --start.model {suite.zoo / 'gpt2'}", sft))
     long = f"--cpt {cpt} --sft {sft[:-1]} --data.block-length 512'"
     given = {"stages": f"--cpt {cpt} --sft {sft}", "long": long}
-    words = args.format(arm=suite.zoo / "gpt2", **given)
+    words = args.format(**given)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BELLMASK_CACHE", str(suite.zoo / "cache"))
     refuses("compare", "--suite", "cpt_sft", *shlex.split(words), names=names)

@@ -16,7 +16,6 @@ from torch.nn.attention.flex_attention import create_block_mask
 from bellmask.config.options import ModelOptions
 from bellmask.diffusion.frameworks import any_order, arm, sigma_arm
 from bellmask.model import dit
-from bellmask.model.attention import AttentionRules, attention_mask, document_ids
 from bellmask.model.dit import (
     LEVELS,
     TimeEmbedding,
@@ -26,7 +25,14 @@ from bellmask.model.dit import (
     rotate,
     same_document,
 )
-from bellmask.model.transformer import Denoiser, count_parameters, draw_kept
+from bellmask.model.transformer import (
+    AttentionRules,
+    Denoiser,
+    attention_mask,
+    count_parameters,
+    document_ids,
+    draw_kept,
+)
 
 SMALL = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
 V, L = 7, 10

@@ -1,9 +1,8 @@
-"""Expected times: the paper's runs, closed forms of communication, and the probe."""
+"""Expected times: the paper's runs, closed forms of communication."""
 
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from dataclasses import replace
 
@@ -88,11 +87,10 @@ def test_each_layout_communicates_what_it_must():
     assert hybrid["gathering"] < full["gathering"], "a copy is inside a machine"
     assert hybrid["between_copies"] == 2 * gather_seconds(500, 4, many, is_spread=True)
     # what the passes do not hide
-    measured = {"row_seconds": 1e-5, "update_seconds": 2e-5}
-    slow = told(1, 32, measured=measured, parameters=replace(some, total=10**9))
+    slow = told(1, 32, parameters=replace(some, total=10**12))
     calls = sum(slow["communication"].values()) - 1
-    assert slow["exposed"] == pytest.approx(calls - 3e-5)
-    assert slow["step"] == pytest.approx(calls + 2e-5)
+    assert slow["exposed"] == pytest.approx(calls - slow["passes"]) != 0
+    assert slow["step"] == pytest.approx(calls + slow["update"])
     assert slow["hours"] == pytest.approx(slow["step"] * 1000 / 3600)
 
 
@@ -100,7 +98,6 @@ def test_devices_are_read():
     assert parse_devices("4xH100") == Cluster(H100, 4)
     assert parse_devices("h100") == Cluster(H100, 1)
     assert parse_devices("16x8xh200") == Cluster(DEVICES["H200"], 8, 16)
-    assert parse_devices("8xA100", nodes=3) == Cluster(DEVICES["A100"], 8, 3)
     assert parse_devices("2x4090") == Cluster(DEVICES["4090"], 2)
     assert str(parse_devices("16x8xH100")) == "16x8xH100"
 
@@ -110,13 +107,11 @@ def test_devices_are_read():
     [
         ("tiny", "--devices"),
         ("tiny --devices 4xH10", "did you mean 'H100'"),
-        ("tiny --devices 2x4xH100 --nodes 3", "--nodes"),
         ("tiny --devices 99999999xH100", "1,000,000"),
         ("tiny --devices 3xH100", "train.batch_size"),
         ("tiny --devices H100 --efficiency 2", "--efficiency 2"),
         ("tiny --devices V100 --train.precision bfloat16", "--train.precision"),
         ("tiny --devices H100 --out nowhere/plan.json", "nowhere"),
-        ("tiny --devices 4xH100 --probe", "--probe"),
         ("tiny --devices H100 --data.tokenizer someone/thing", "data.tokenizer=someone/thing"),
         ("tiny --devices H100 --data.tokenizer bpe:0", "data.tokenizer=bpe:0"),
         ("cpt_tiny --devices H100 --start.model someone/thing", "start.model=someone/thing"),
@@ -149,19 +144,6 @@ def test_the_command_prints_and_writes(small_config, tmp_path):
     busy = told["flops"]["training"] * 16 * 16 / step
     assert told["utilization"] == pytest.approx(busy / (4 * 312e12))
     assert "B200" in succeeds("plan", "--help").text
-
-
-def test_a_probe_replaces_the_data_sheet(small_config):
-    config = small_config("--train.microbatch-size", "4", "--train.device", "cpu")
-    made = plan(config, "CPU", is_probed=True)
-    timing = made.timing()
-    assert (timing["source"], made.measured["microbatch"]) == ("measured here", 4)
-    # 8 rows of a step, and an update
-    assert timing["passes"] == pytest.approx(8 * made.measured["row_seconds"])
-    assert timing["step"] == timing["passes"] + made.measured["update_seconds"]
-    assert made.measured["matmul_flops"] > 0
-    own = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert made.cluster.device.memory == own != DEVICES["CPU"].memory
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 IS_GLIBC = sys.platform.startswith("linux") and platform.libc_ver()[0] == "glibc"
 COUNT_FAULTS = """
 import resource, sys, numpy
-from bellmask.utils.allocator import keep_freed_memory
+from bellmask.utils.libraries import keep_freed_memory
 if sys.argv[1] == "True":
     assert keep_freed_memory()
 def once():

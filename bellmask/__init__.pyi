@@ -1,0 +1,31 @@
+from bellmask.config.config import RunConfig as RunConfig
+from bellmask.config.config import load_config as load_config
+from bellmask.config.presets import preset as preset
+from bellmask.diffusion.frameworks import mask_tokens as mask_tokens
+from bellmask.diffusion.laws import Band as Band
+from bellmask.diffusion.laws import DensityLaw as DensityLaw
+from bellmask.diffusion.laws import Dirac as Dirac
+from bellmask.diffusion.laws import TimeLaw as TimeLaw
+from bellmask.diffusion.laws import TruncatedGaussian as TruncatedGaussian
+from bellmask.diffusion.laws import TruncatedLaplace as TruncatedLaplace
+from bellmask.diffusion.laws import Uniform as Uniform
+from bellmask.diffusion.laws import WithUniform as WithUniform
+from bellmask.diffusion.objectives import Bell as Bell
+from bellmask.diffusion.objectives import Importance as Importance
+from bellmask.diffusion.objectives import Nelbo as Nelbo
+from bellmask.diffusion.progress import ProgressLaw as ProgressLaw
+from bellmask.diffusion.schedules import Cosine as Cosine
+from bellmask.diffusion.schedules import Linear as Linear
+from bellmask.diffusion.schedules import MiddleFlat as MiddleFlat
+from bellmask.diffusion.schedules import Polynomial as Polynomial
+from bellmask.diffusion.theory import bell_test as bell_test
+from bellmask.diffusion.theory import context_weights as context_weights
+from bellmask.evaluate.likelihood import nelbo as nelbo
+from bellmask.evaluate.likelihood import probe as probe
+from bellmask.run import Run as Run
+from bellmask.run import load as load
+from bellmask.run import load_run as load_run
+from bellmask.train.train_run import train_run as train_run
+from bellmask.utils.errors import UserError as UserError
+
+__version__: str
