@@ -254,23 +254,15 @@ def fork_rng(device: torch.device) -> contextlib.AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
-def has_native_bfloat16(device: torch.device) -> bool:
-    """True where a bfloat16 matrix product is not emulated."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_capability(device) >= (8, 0)
-    if device.type == "cpu":
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return False
-
-
 def pick_precision(option: str, device: torch.device) -> torch.dtype:
     """The type of matrix products; weights and sums stay float32.
 
-    ``auto`` is float32 on every CPU, so that a run has the same numbers whatever the CPU can do.
+    ``auto`` is float32 on every CPU, so that a run has the same numbers whatever the CPU can do,
+    and on GPUs that would emulate bfloat16.
     """
     if option == "auto":
-        use_bfloat16 = device.type != "cpu" and has_native_bfloat16(device)
-        return torch.bfloat16 if use_bfloat16 else torch.float32
+        is_native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        return torch.bfloat16 if is_native else torch.float32
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}[option]
 
 
