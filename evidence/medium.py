@@ -17,7 +17,15 @@ from typing import Any
 
 from analyses import ANALYSES
 from findings import far_tokens_matter_less, gradients_add_up
-from pages import Judged, picture, read_comparisons, read_result, write_result
+from pages import (
+    Judged,
+    Verdict,
+    picture,
+    read_comparisons,
+    read_result,
+    worst,
+    write_result,
+)
 from perplexities import SCORERS, keep_result, run_or_skip
 from records import folders
 from suites import ARM, HEADLINE, MEDIUM, ROOT, measure_suites, variants_table
@@ -201,13 +209,27 @@ CLAIMS = {
 }
 
 
+HEADS = {"gradient-radius": "radius r", "gradient-additivity": "number of masks"}
+
+
+def stages_of(name: str) -> dict[int, dict[str, Any]]:
+    """What was measured of gradients, by checkpoint."""
+    found = {
+        stage: read_result(stem)
+        for own, stem, stage in analyses(medium())
+        if own == name and stage is not None
+    }
+    return {stage: numbers for stage, numbers in found.items() if numbers}
+
+
 def judge_medium() -> list[Judged]:
-    """Tables 1 and 2 again, on the larger base at several checkpoints."""
+    """Tables 1 and 2 again, on the larger base: a claim must hold at every checkpoint."""
     rows = []
-    for name, stem, stage in analyses(medium()):
-        if name in CLAIMS and (numbers := read_result(stem)):
-            text, paper, judge = CLAIMS[name]
-            rows.append(Judged(f"{text}, step {stage:,}", paper, judge(numbers)))
+    for name, (text, paper, judge) in CLAIMS.items():
+        if verdicts := {stage: judge(found) for stage, found in stages_of(name).items()}:
+            said = "; ".join(f"step {stage:,}: {v.measured}" for stage, v in verdicts.items())
+            word = worst(v.word for v in verdicts.values())
+            rows.append(Judged(f"{text}, base at `medium`", paper, Verdict(word, said)))
     return rows
 
 
@@ -232,14 +254,41 @@ def medium_page() -> list[str]:
     for scorer, title in SCORERS.items():
         lines += _generative(read_result(f"generative-medium-{scorer}"), title)
     for name, stem, stage in analyses(medium()):
-        if numbers := read_result(stem):
-            title = TITLES[name] + (f" (base, step {stage:,})" if stage else "")
-            analysis = ANALYSES[f"wikitext2-{name}"]
-            lines += [f"## {title}", "", *picture(title, stem, partial(analysis.figure, numbers))]
-            for table in analysis.tables(numbers):
+        if stage is None and (numbers := read_result(stem)):
+            lines += [f"## {TITLES[name]}", "", *_pictured(name, stem, numbers)]
+            for table in ANALYSES[f"wikitext2-{name}"].tables(numbers):
                 if any(part in table.title for part in SHOWN[name]):
                     lines += [f"{table.title}:", "", table.markdown()]
+    for name in CLAIMS:
+        lines += _gradients(name)
     return lines + _samples(read_result("medium-samples"))
+
+
+def _pictured(name: str, stem: str, numbers: dict[str, Any]) -> list[str]:
+    return picture(TITLES[name], stem, partial(ANALYSES[f"wikitext2-{name}"].figure, numbers))
+
+
+def _gradients(name: str) -> list[str]:
+    """One table of all checkpoints; a figure of the last."""
+    if not (stages := stages_of(name)):
+        return []
+    last, numbers = max(stages.items())
+    rows = [
+        [
+            str(row["setting"]),
+            *(
+                plus_minus(one["whole"]["mean"], one["whole"]["se"], 3)
+                for one in (found["models"][0]["rows"][at] for found in stages.values())
+            ),
+            f"{numbers['paper'][str(row['setting'])]:.3f}",
+        ]
+        for at, row in enumerate(numbers["models"][0]["rows"])
+    ]
+    columns = [HEADS[name], *(f"step {stage:,}" for stage in stages), "paper, 1M steps"]
+    lines = [f"## {TITLES[name]}", "", "Base; cosine similarity of gradients of all parameters,"]
+    lines += ["± standard error:", "", Table("", columns, rows).markdown()]
+    lines += [f"All parts of the network at step {last:,}, and an untrained one:", ""]
+    return lines + _pictured(name, f"analysis-medium-{name}-{last}", numbers)
 
 
 def _rank(name: str) -> bool:

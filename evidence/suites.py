@@ -38,6 +38,7 @@ from bellmask.compare.results import (
 from bellmask.compare.variants import SUITES, parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import medium, small
+from bellmask.utils.console import plural
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import without_nan
 from bellmask.utils.stats import Estimate
@@ -226,7 +227,7 @@ def headline_table() -> str:
         ratio = show_speed_up(headline["variants"]["bell"]["comparison"])
         share, is_exact = progress(results)
         told = f"{share:.0%}" if is_exact else f"< {share:.0%}"
-        text = f"{TEXTS[setting]}: {describe(headline)}, {len(headline['seeds'])} seeds"
+        text = f"{TEXTS[setting]}: {describe(headline)}, {plural(len(headline['seeds']), 'seed')}"
         rows.append([text, *nll, ratio, PAPER.get(setting, "-"), told])
     columns = ["text and run", "base", "bell", "speed-up", "paper, 1M steps", "progress"]
     return Table("", columns, rows).markdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,16 @@ class OrdersOptions(OutOptions):
 
 # Measurement
 
+GAPS = [
+    ("locality", "sigma_arm", "arm"),
+    ("locality, crossed", "sigma_arm+crossed", "arm"),
+    ("number of orders", "aoarm+crossed", "sigma_arm+crossed"),
+    ("number of orders and encoding", "aoarm", "sigma_arm"),
+    ("encoding", "aoarm+crossed", "aoarm"),
+    ("encoding", "sigma_arm+crossed", "sigma_arm"),
+]
+"""Differences of final NLLs between groups, if both are present."""
+
 
 def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
     records = _records(options.runs)
@@ -57,6 +68,11 @@ def _measure(options: OrdersOptions, progress: Progress) -> dict[str, Any]:
         "data": records[0].config.data.train,
         "steps": records[0].config.train.steps,
         "unigram_nll": records[0].description.get("unigram_nll"),
+        "gaps": [
+            {"name": f"{what}: {left} minus {right}", **_gap(groups[left], groups[right])}
+            for what, left, right in GAPS
+            if left in groups and right in groups
+        ],
     }
 
 
@@ -87,6 +103,23 @@ def _curve(runs: Sequence[RunRecord]) -> dict[str, Any]:
     }
 
 
+def _gap(left: Sequence[RunRecord], right: Sequence[RunRecord]) -> dict[str, Any]:
+    """Of mean final NLLs; the error is paired over blocks for single runs, else over runs."""
+    if len(left) == len(right) == 1:
+        gap, error = left[0].last.difference(right[0].last)
+        return {"gap": gap, "se": error, "over": "blocks, paired"}
+    ours, theirs = _final(left), _final(right)
+    error = math.hypot(ours.se or 0.0, theirs.se or 0.0)
+    return {"gap": ours.value - theirs.value, "se": error, "over": "runs"}
+
+
+def _final(runs: Sequence[RunRecord]) -> Estimate:
+    """The last NLL; its error is over runs where there are several, else over blocks."""
+    if len(runs) == 1:
+        return Estimate(runs[0].nll[-1], runs[0].nll_se[-1], 1)
+    return Estimate.over_seeds([run.nll[-1] for run in runs])
+
+
 # Tables
 
 
@@ -97,7 +130,14 @@ def _tables(numbers: dict[str, Any]) -> list[Table]:
         last = [f"{group['nll'][-1]:.4f}", "-" if spread is None else f"{spread:.4f}"]
         rows.append([name, kind, str(len(group["runs"])), *last])
     title = f"{numbers['data']}, step {numbers['steps']}: final NLL, nats per token (Fig. 2)"
-    return [Table(title, ["framework", "NLL is", "runs", "mean", "sd over runs"], rows)]
+    tables = [Table(title, ["framework", "NLL is", "runs", "mean", "sd over runs"], rows)]
+    gaps = [
+        [gap["name"], f"{gap['gap']:+.4f}", f"{gap['se']:.4f}", gap["over"]]
+        for gap in numbers["gaps"]
+    ]
+    if gaps:
+        tables.append(Table("cost of each change", ["difference", "nats", "error", "over"], gaps))
+    return tables
 
 
 # Figure

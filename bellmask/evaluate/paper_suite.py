@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -432,6 +433,8 @@ def notes(numbers: Numbers) -> list[str]:
     if any(task["gives_length"] for task in tasks):
         lines.append(f"{MARK} The model is given the number of tokens of the gold answer.")
     lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
+    if choices := [task for task in tasks if task["main"] == "per_token"]:
+        lines.append(_estimator(numbers, choices))
     for model in models:
         ending = ", EOS scored behind choices" if model["ending"] == "eos" else ""
         lines.append(f"Prompts of {model['name']}: {PROMPTS[model['prompts']]}{ending}.")
@@ -452,6 +455,17 @@ def notes(numbers: Numbers) -> list[str]:
 
 def _models(numbers: Numbers) -> list[Mapping[str, Any]]:
     return [model for model in numbers["models"] if model["is_model"]]
+
+
+def _estimator(numbers: Numbers, choices: Sequence[Numbers]) -> str:
+    how = f"{numbers['estimator']}, {numbers['draws']} masks"
+    if numbers["estimator"] == "auto":
+        how = f"all masks up to {numbers['longest_exact']} tokens, else {numbers['draws']} of them"
+    shares = []
+    for model in _models(numbers):
+        share = fmean(task["results"][model["name"]]["exact_share"] for task in choices)
+        shares.append(f"{share:.0%} of {model['name']}'s")
+    return f"Log-probabilities of choices: {how}; exact for {', '.join(shares)}."
 
 
 def _too_long(model: Numbers, task: Numbers) -> list[str]:

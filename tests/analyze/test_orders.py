@@ -1,8 +1,9 @@
-"""Training curves of orders: groups, means and spreads by hand from the runs' own records."""
+"""Training curves of orders: groups, means, spreads and gaps by hand from the runs' own records."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from changed_runs import change_run
 
 from bellmask.analyze.orders import ORDERS, OrdersOptions
+from bellmask.evaluate.likelihood import Likelihood
 from bellmask.storage.run_folder import read_metrics
 from bellmask.utils.progress import NO_PROGRESS
 
@@ -79,12 +81,40 @@ def test_a_group_has_the_mean_and_spread_of_its_runs(runs, numbers):
     assert (alone["nll"], alone["sd_over_runs"]) == (curve(runs / "aoarm"), [None, None])
 
 
+def last_blocks(folder):
+    """NLL of each block at the last evaluation."""
+    return Likelihood.load(sorted((folder / "validation").glob("*.npz"))[-1]).block_nll
+
+
+def test_gaps_have_the_errors_of_runs_or_of_validation(runs, numbers):
+    final = {name: [curve(runs / run)[-1] for run in group] for name, group in GROUPS.items()}
+    gaps = "sigma_arm arm, sigma_arm+crossed arm, aoarm+crossed sigma_arm+crossed, aoarm sigma_arm"
+    gaps += ", aoarm+crossed aoarm, sigma_arm+crossed sigma_arm"
+    pairs = [tuple(pair.split()) for pair in gaps.split(", ")]
+    found = [gap["name"].split(": ")[1] for gap in numbers["gaps"]]
+    assert found == [f"{left} minus {right}" for left, right in pairs]
+    for gap, (left, right) in zip(numbers["gaps"], pairs):
+        assert gap["gap"] == pytest.approx(np.mean(final[left]) - np.mean(final[right]), abs=1e-6)
+        assert abs(gap["gap"]) > 1e-4  # so that its sign is seen
+        if "sigma_arm" in (left, right):
+            other = GROUPS[right if left == "sigma_arm" else left][0]
+            over_seeds = np.std(final["sigma_arm"], ddof=1) / math.sqrt(2)
+            wanted = math.hypot(over_seeds, curve(runs / other, "nll_se")[-1])
+        else:  # the same blocks: what they share cancels
+            blocks = [last_blocks(runs / GROUPS[name][0]) for name in (left, right)]
+            wanted = np.std(blocks[0] - blocks[1], ddof=1) / math.sqrt(len(blocks[0]))
+        is_paired = "sigma_arm" not in (left, right)
+        assert gap["over"] == ("blocks, paired" if is_paired else "runs")
+        assert gap["se"] == pytest.approx(wanted, rel=1e-6)
+
+
 def test_a_comparison_gives_what_its_runs_give(runs, tmp_path):
-    """A run that is given twice counts once."""
+    """A run that is given twice counts once; a gap needs both groups."""
     names = ("arm", "sigma-1", "sigma-2")
     members = [{"variant": name, "seed": 1, "point": "", "run": name} for name in names]
     plan = {"root": str(runs), "runs": members, "reference": "arm", "title": "", "failed": []}
     (tmp_path / "comparison.json").write_text(json.dumps(plan))
     expected = measured(runs, *names)
+    assert [gap["name"] for gap in expected["gaps"]] == ["locality: sigma_arm minus arm"]
     assert measured(tmp_path, ".") == expected
     assert measured(tmp_path, ".", runs / "sigma-1", runs / "bell" / ".." / "arm") == expected

@@ -471,7 +471,7 @@ def test_the_best_models_are_bold(means, best):
 def test_notes_say_what_differs():
     numbers = made_up("base", "bell")
     before = "\n".join(notes(numbers))
-    for words in ("3 evaluation seeds", "1,234 questions"):
+    for words in ("3 evaluation seeds", "1,234 questions", "up to 6 tokens, else 16", "25% of b"):
         assert words in before
     numbers["missing"] = {"triviaqa": "no network"}
     numbers["models"][1].update(prompts="tuned", tokenizer="bpe", framework="arm")
