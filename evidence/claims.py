@@ -171,4 +171,10 @@ CLAIMS = [
         all_better([L, "laplace:0.5,0.2"], "base"),
     ),
     Claim("Fig. 10", "The narrower Laplace is better", "laplace", better(L, "laplace:0.5,0.2")),
+    Claim(
+        "-",
+        "Clipping is not why: bell beats an unclipped base",
+        "clipping",
+        better("bell", "base unclipped"),
+    ),
 ]
