@@ -1,9 +1,9 @@
 """The larger runs (preset ``medium``): what is measured of them, and docs/results/medium.md.
 
-The headline and the ARMs are comparisons (``suites.py``). Here are, of seed 1: samples, zero-shot
-and generative perplexity, NLL by context count and gradients over training; and the two packings of
-sentences (App. C.1) at half the steps. Each part is measured once: its file in docs/results says
-that it is done, so that a later machine continues where another one ended.
+The headline and the ARMs are comparisons (``suites.py``). Here are, of one seed each: samples,
+zero-shot and generative perplexity, NLL by context count and gradients over training; and the two
+packings of sentences (App. C.1) at half the steps. Each part is measured once: its file in
+docs/results says that it is done, so that a later machine continues where another one ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,17 @@ from pages import (
 )
 from perplexities import SCORERS, keep_result, run_or_skip
 from records import folders
-from suites import ARM, HEADLINE, MEDIUM, ROOT, measure_suites, variants_table
+from suites import ARM, HEADLINE, MEDIUM, MEDIUM_SEEDS, ROOT, measure_suites, variants_table
 from why import SHOWN, TITLES
 
 from bellmask import load_run
-from bellmask.compare.execute import TrainingOptions, execute, for_comparison, plan_runs
+from bellmask.compare.execute import (
+    TrainingOptions,
+    execute,
+    for_comparison,
+    is_finished,
+    plan_runs,
+)
 from bellmask.compare.variants import parse_variants
 from bellmask.config.config import RunConfig
 from bellmask.config.presets import medium
@@ -54,35 +60,39 @@ LEAST_WORDS = 5
 def measure_medium(
     config: RunConfig, texts: Sequence[str], columns: Sequence[str], jobs: int
 ) -> bool:
-    """Train, and look at seed 1 while its weights are here; False when something is left out."""
+    """Look at runs while their weights are here, then compare; False when something is left out."""
     is_whole = True
-    if any(read_result(name) is None for name in looks(config)):
-        runs = named_runs(config, jobs)
-        measure_samples({name: runs[name] for name in VARIANTS})
-        measure_analyses(config, runs)
-        is_whole = measure_perplexities(runs, texts, columns)
+    for variants in VARIANTS, (*VARIANTS, ARM):
+        if any(read_result(name) is None for name in looks(config, ARM in variants)):
+            seed, runs = named_runs(config, variants, jobs)
+            measure_samples(runs, seed)
+            measure_analyses(config, runs, seed)
+            is_whole &= measure_perplexities(runs, seed, texts, columns)
     is_whole &= measure_suites({MEDIUM: config}, jobs)
     return is_whole & measure_suites(sentence_settings(config), jobs)
 
 
-def looks(config: RunConfig) -> list[str]:
-    """What needs the weights of seed 1, by the names of the results."""
-    scored = [f"generative-medium-{scorer}" for scorer in SCORERS]
-    return [
-        "medium-samples",
-        *(stem for _, stem, _ in analyses(config)),
-        "zero-shot-medium",
-        *scored,
-    ]
+def looks(config: RunConfig, has_arm: bool) -> list[str]:
+    """What needs weights, by the names of the results."""
+    if has_arm:
+        return [f"generative-medium-{ARM}"]
+    analyzed = [stem for _, stem, _ in analyses(config)]
+    return ["medium-samples", *analyzed, "zero-shot-medium", "generative-medium-smollm2"]
 
 
-def named_runs(config: RunConfig, jobs: int) -> dict[str, Path]:
-    """Seed 1 of each variant and the ARM, under names that tables can show."""
+def named_runs(
+    config: RunConfig, variants: Sequence[str], jobs: int
+) -> tuple[int, dict[str, Path]]:
+    """A seed that was trained here, else the first, and its runs by names that tables can show."""
     options = TrainingOptions(jobs=jobs, runs=str(ROOT / "runs"))
-    planned = plan_runs(for_comparison(config), parse_variants([*VARIANTS, ARM]), options)
+    for seed in range(MEDIUM_SEEDS, 0, -1):
+        own = replace(config, train=replace(config.train, seed=seed))
+        planned = plan_runs(for_comparison(own), parse_variants(variants), options)
+        if all(map(is_finished, planned)):
+            break
     folders(MEDIUM, planned, options, ROOT / "records")  # so that they are recorded at once
     execute(planned, options)  # records have no weights
-    folder = ROOT / "medium-seed1"
+    folder = ROOT / f"medium-seed{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     found = {}
     for run in planned:
@@ -90,32 +100,32 @@ def named_runs(config: RunConfig, jobs: int) -> dict[str, Path]:
         link.unlink(missing_ok=True)
         link.symlink_to(run.folder.resolve())
         found[run.variant] = link
-    return found
+    return seed, found
 
 
-def measure_samples(runs: Mapping[str, Path]) -> None:
+def measure_samples(runs: Mapping[str, Path], seed: int) -> None:
     """Ten texts of each, from the same noise."""
     if read_result("medium-samples") is None:
-        found = {name: load_run(path).sample(NUM_SAMPLES, steps=NFE[0], seed=1)
-                 for name, path in runs.items()}  # fmt: skip
-        write_result("medium-samples", found)
+        found = {name: load_run(runs[name]).sample(NUM_SAMPLES, steps=NFE[0], seed=1)
+                 for name in VARIANTS}  # fmt: skip
+        write_result("medium-samples", {"seed": seed, "texts": found})
 
 
-def measure_analyses(config: RunConfig, runs: Mapping[str, Path]) -> None:
-    """Fig. 3, Tables 1 and 2 at several checkpoints."""
+def measure_analyses(config: RunConfig, runs: Mapping[str, Path], seed: int) -> None:
+    """Fig. 3; Tables 1 and 2 at several checkpoints."""
     for name, stem, stage in analyses(config):
         if read_result(stem) is not None:
             continue
         print(f"== {stem}", flush=True)
         analysis = ANALYSES[f"wikitext2-{name}"]
         if stage is None:
-            chosen = tuple(str(runs[variant]) for variant in ("base", "bell", ARM))
             stages = (*config.checkpoint.keep_steps, config.train.steps)
+            chosen = tuple(map(str, runs.values()))
             options = analysis.options(runs=chosen, checkpoints=stages, blocks=512, bins=12)
         else:
             own = {"checkpoint": str(stage), "draws": GRADIENT_DRAWS}
             options = analysis.options(runs=(str(runs["base"]),), **own)
-        write_result(stem, analysis.measure(options, NO_PROGRESS))
+        write_result(stem, {**analysis.measure(options, NO_PROGRESS), "seed": seed})
 
 
 def analyses(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
@@ -128,27 +138,28 @@ def analyses(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
 
 
 def measure_perplexities(
-    runs: Mapping[str, Path], texts: Sequence[str], columns: Sequence[str]
+    runs: Mapping[str, Path], seed: int, texts: Sequence[str], columns: Sequence[str]
 ) -> bool:
-    """Tables 7 and 8 of seed 1."""
+    """Tables 7 and 8; an ARM's score where there is one."""
     models = [str(runs[name]) for name in VARIANTS]
     given = [part for text in texts for part in ("--from", text)]
     given += [part for column in columns for part in ("--column", column)]
-    out = ROOT / "medium-perplexities"
+    out = ROOT / f"medium-perplexities-seed{seed}"
     is_whole = True
     if read_result("zero-shot-medium") is None:
         command = ["evaluate", *models, "--suite", "zero-shot", *given, "--skip-missing"]
         if is_whole := run_or_skip([*command, "--out", str(out / "zero-shot")]):
-            keep_result(out / "zero-shot/zero_shot.json", "zero-shot-medium")
+            keep_result(out / "zero-shot/zero_shot.json", "zero-shot-medium", seed=seed)
     for scorer in SCORERS:
-        if read_result(f"generative-medium-{scorer}") is not None:
+        name = f"generative-medium-{scorer}"
+        if read_result(name) is not None or (scorer == ARM and ARM not in runs):
             continue
         folder = out / scorer
         command = ["evaluate", *models, "--suite", "generative", "--out", str(folder)]
         command += ["--scorer", str(runs[ARM]) if scorer == ARM else scorer]
         command += ["--num", "32", "--seeds", "2", "--nfe", *map(str, NFE)]
         if run_or_skip(command):
-            keep_result(folder / "generative.json", f"generative-medium-{scorer}")
+            keep_result(folder / "generative.json", name, seed=seed)
         else:
             is_whole = False
     return is_whole
@@ -285,8 +296,9 @@ def _gradients(name: str) -> list[str]:
         for at, row in enumerate(numbers["models"][0]["rows"])
     ]
     columns = [HEADS[name], *(f"step {stage:,}" for stage in stages), "paper, 1M steps"]
-    lines = [f"## {TITLES[name]}", "", "Base; cosine similarity of gradients of all parameters,"]
-    lines += ["± standard error:", "", Table("", columns, rows).markdown()]
+    lines = [f"## {TITLES[name]}, seed {numbers['seed']}", ""]
+    lines += ["Base; cosine similarity of gradients of all parameters, ± standard error:", ""]
+    lines += [Table("", columns, rows).markdown()]
     lines += [f"All parts of the network at step {last:,}, and an untrained one:", ""]
     return lines + _pictured(name, f"analysis-medium-{name}-{last}", numbers)
 
@@ -311,7 +323,7 @@ def _zero_shot(numbers: Mapping[str, Any] | None) -> list[str]:
     ]
     note = "Perplexity per token of the model's tokenizer, ± one standard error over the text."
     return [
-        "## Zero-shot perplexity (Table 7), seed 1",
+        f"## Zero-shot perplexity (Table 7), seed {numbers['seed']}",
         "",
         Table("", ["set", *VARIANTS], rows).markdown(),
         note,
@@ -333,7 +345,7 @@ def _generative(numbers: Mapping[str, Any] | None, scorer: str) -> list[str]:
         f"Perplexity (entropy). Test text itself: {real['perplexity']:.1f} ({real['entropy']:.2f})."
     )
     return [
-        f"## Generative perplexity (Table 8), scorer {scorer}, seed 1",
+        f"## Generative perplexity (Table 8), scorer {scorer}, seed {numbers['seed']}",
         "",
         Table("", ["NFE", *VARIANTS], rows).markdown(),
         note,
@@ -341,12 +353,13 @@ def _generative(numbers: Mapping[str, Any] | None, scorer: str) -> list[str]:
     ]
 
 
-def _samples(found: Mapping[str, Sequence[str]] | None) -> list[str]:
+def _samples(found: Mapping[str, Any] | None) -> list[str]:
     """All of them, as they came."""
     if found is None:
         return []
-    lines = ["## Samples", "", f"{NUM_SAMPLES} of each, {NFE[0]} steps, not selected.", ""]
-    for name, texts in found.items():
+    lines = [f"## Samples, seed {found['seed']}", ""]
+    lines += [f"{NUM_SAMPLES} of each, {NFE[0]} steps, not selected.", ""]
+    for name, texts in found["texts"].items():
         lines += [f"### {name}", ""]
         for text in texts:
             lines += ["```text", text.replace("```", "'''").strip(), "```", ""]

@@ -96,9 +96,9 @@ def run_or_skip(command: list[str]) -> bool:
     return run_command(command) == 0
 
 
-def keep_result(source: Path, name: str) -> None:
+def keep_result(source: Path, name: str, **more: Any) -> None:
     """The numbers, without paths of a machine."""
-    write_result(name, _without_paths(json.loads(source.read_text(encoding="utf-8"))))
+    write_result(name, _without_paths(json.loads(source.read_text(encoding="utf-8"))) | more)
 
 
 def _without_paths(value: Any) -> Any:

@@ -6,7 +6,9 @@ usage: python evidence/run.py [--parts PART ...] [--jobs N] [--dry-run]
                               [--benchmarks FOLDER]
 
 Writes small files of numbers to docs/results/, then docs/results.md and its pages. Finished runs
-are not trained again; python evidence/write.py only writes the pages.
+are not trained again, and of medium, suites and tuning only what docs/results does not hold yet is
+measured: remove its files (and evidence/records) to start from nothing. python evidence/write.py
+only writes the pages.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from pages import (
     Verdict,
     picture,
     read_comparisons,
+    read_result,
     trimmed,
     write_result,
 )
@@ -110,10 +111,12 @@ def comparisons(setting: str) -> Iterator[tuple[str, list[str], range]]:
 
 
 def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
-    """All comparisons on the given texts; False when one had to be left out."""
+    """All comparisons on the given texts that are not stored; False when one was left out."""
     is_complete = True
     for setting, config in chosen.items():
         for name, variants, seeds in comparisons(setting):
+            if is_stored(f"{setting}-{name}", variants, seeds):
+                continue
             print(f"== {setting}: {name}, {len(seeds)} seed(s)", flush=True)
             batch = 128 if name == LARGER_BATCH else config.train.batch_size
             used = replace(config, train=replace(config.train, batch_size=batch))
@@ -125,6 +128,14 @@ def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
                 continue
             write_result(f"{setting}-{name}", results)
     return is_complete
+
+
+def is_stored(name: str, variants: Sequence[str], seeds: range) -> bool:
+    """Whether docs/results has all of it: measured before, perhaps on another machine."""
+    found = read_result(name)
+    if found is None or not set(seeds) <= set(found["seeds"]):
+        return False
+    return {variant.partition("=")[0] for variant in variants} <= found["variants"].keys()
 
 
 def measure(

@@ -234,7 +234,8 @@ def measure_tuning(
     options = TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT / "runs"))
     is_complete = True
     for name, config in texts(lm1b, steps).items():
-        if names is not None and name not in names:
+        is_stored = steps is None and read_result(f"tuning-{name}") is not None
+        if is_stored or (names is not None and name not in names):
             continue
         try:
             found = measure(name, config, options)

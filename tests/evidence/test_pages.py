@@ -100,3 +100,12 @@ def test_parts_are_announced_with_their_hours(monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["suites:", "downstream:", "in"]
     assert all("h" in line for line in lines)
+
+
+def test_what_is_stored_is_not_measured_again():
+    """All variants and seeds must be there."""
+    name, variants = "wikitext2-headline", ["base", "bell=--law gaussian"]
+    assert suites.is_stored(name, variants, range(1, 4))
+    assert not suites.is_stored(name, variants, range(1, 5))
+    assert not suites.is_stored(name, [*variants, "fast"], range(1, 4))
+    assert not suites.is_stored("wikitext2-nothing", variants, range(1, 4))
