@@ -100,7 +100,8 @@ class SymbolTokenizer(Tokenizer):
 
     def __init__(self, num_tokens: int) -> None:
         if not 1 <= num_tokens <= len(string.ascii_letters):
-            raise UserError(f"symbols:{num_tokens} must be from 1 to {len(string.ascii_letters)}")
+            most = len(string.ascii_letters)
+            raise UserError(f"symbols:N needs a number from 1 to {most}, such as symbols:8")
         self.num_tokens = num_tokens
         self.fingerprint = f"symbols-1/{num_tokens}"
         self._letters = string.ascii_letters[:num_tokens]

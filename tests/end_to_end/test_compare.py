@@ -151,7 +151,7 @@ def test_a_training_that_fails_alone_is_one_message(
 ):
     """Whatever its process dies of; here it is a script."""
     script = tmp_path / "python"
-    script.write_text(f"#!/bin/sh\nread config\necho 'step 3 went wrong' >&2\nexit {code}\n")
+    script.write_text(f"#!/bin/sh\necho 'step 3 went wrong' >&2\nexit {code}\n")
     script.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(script))
     said = bellmask(*compare_args(["base", "bell"], tmp_path, *SHORT))
