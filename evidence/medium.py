@@ -285,8 +285,8 @@ def _gradients(name: str) -> list[str]:
         for at, row in enumerate(numbers["models"][0]["rows"])
     ]
     columns = [HEADS[name], *(f"step {stage:,}" for stage in stages), "paper, 1M steps"]
-    lines = [f"## {TITLES[name]}", "", "Base; cosine similarity of gradients of all parameters,"]
-    lines += ["± standard error:", "", Table("", columns, rows).markdown()]
+    lines = [f"## {TITLES[name]}", "", "Base, seed 1; cosine similarity of gradients of all"]
+    lines += ["parameters, ± standard error over draws:", "", Table("", columns, rows).markdown()]
     lines += [f"All parts of the network at step {last:,}, and an untrained one:", ""]
     return lines + _pictured(name, f"analysis-medium-{name}-{last}", numbers)
 

@@ -54,10 +54,11 @@ PAGES = {
 
 HEAD = """# Results
 
-Base (NELBO, uniform times), bell and their ablations were trained with paired seeds on two CPU
-cores, on the texts and at the sizes below. NLL is the NELBO in nats per token, on the same held-out
-blocks and masks for all. The paper trains 100M parameters for 1M steps of batch 512. The runs here
-have a tiny fraction of that budget, which may explain disagreements.
+Base (NELBO, uniform times), bell (times around one half, unweighted loss) and their ablations were
+trained with paired seeds on two CPU cores, on the texts and at the sizes below. NLL is the NELBO in
+nats per token, on the same held-out blocks and masks for all. The paper trains 100M parameters for
+1M steps of batch 512. The runs here have a tiny fraction of that budget, which may explain
+disagreements.
 
 ## Speed-up
 """
@@ -69,10 +70,13 @@ speed-up mostly measures which run leaves the unigram plateau first, so none is 
 """
 RULE = """A claim **agrees** or **disagrees** if the 95 % interval of the measurement (Student's t)
 excludes zero; otherwise it is **inconclusive**. Differences are paired by seed; for variants with
-one seed, the noise is estimated from the paired seeds of base and bell. A row over several runs
-gets the worst of their verdicts. Claims of equality, stability and additivity have thresholds,
-defined in `evidence/claims.py` and `evidence/findings.py`. Unless the row says otherwise, numbers
-are differences of final NLLs in nats per token on WikiText-2. Each heading links to the details.
+one seed, the noise is estimated from the paired seeds of base and bell. Rows on contexts,
+gradients, toys and downstream benchmarks are of one training run: their errors do not cover
+training noise. A row over several runs gets the worst of their verdicts; the smallest and the
+largest number are shown. Claims of equality, stability and additivity have thresholds, defined in
+`evidence/claims.py` and `evidence/findings.py`. Unless the row says otherwise, numbers are
+differences of final NLLs in nats per token on WikiText-2, negative where they speak for the claim,
+with a 95 % interval in brackets or ± a standard error. Each heading links to the details.
 """
 NOT_SHOWN = """- The paper's sizes: 100M parameters, 1M steps, LM1B (3.86x packed, 2.32x
   unpacked) and OpenWebText (1.78x). The presets `lm1b`, `lm1b_unpacked` and `owt` exist, but have
@@ -96,6 +100,8 @@ def results_page() -> list[str]:
     lines = [HEAD, headline_table(), HEADLINE_NOTE]
     lines += [f"![{title}: base and bell](figures/{figure}.png)", "", *targets_table()]
     lines += ["## Verdicts", "", *verdict_table(), "## What is not shown", ""]
+    if pages.read_result("adapting-answers") is None:
+        lines.append("- App. E: answers side by side (`make evidence CHAT=FILE` writes them).")
     lines += [NOT_SHOWN.rstrip(), *few_seeds(), "", "## Details", ""]
     lines += [f"- [{page.title}](results/{name}.md)" for name, page in PAGES.items()]
     return [*lines, LINKS]
