@@ -24,9 +24,10 @@ from bellmask.config.config import (
 )
 from bellmask.config.options import FrameworkOptions, Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.storage.build import build_framework, build_objective
+from bellmask.storage.build import build_framework, build_objective, build_rules
 from bellmask.train.memory import count_tokens
 
 
@@ -91,6 +92,14 @@ def test_the_papers_presets_say_what_the_paper_says(name):
     same |= {"start": bell.start} if name.startswith("sft") else {}
     assert dataclasses.replace(base, **same) == bell
     assert preset(name) == bell
+
+
+def test_pads_of_unpacked_sentences_are_masked_and_attended_unless_told_otherwise():
+    ignored = preset("lm1b_unpacked").with_options({"data.pads": "ignored"})
+    configs = {preset("lm1b_unpacked"): True, ignored: False, preset("owt"): False}
+    for config, is_noised in configs.items():
+        assert build_framework(config).noises_pads == is_noised
+        assert build_rules(config.data, ByteTokenizer()).sees_pads == is_noised
 
 
 @pytest.mark.parametrize(("name", "before"), [("tasks", "cpt_gpt2_large"), ("tiny", "cpt_tiny")])
