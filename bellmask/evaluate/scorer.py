@@ -685,8 +685,7 @@ def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextSc
         check_shards(source)
         how: dict[str, Any] = {"trust_remote_code": False}
         tokenizer = library.AutoTokenizer.from_pretrained(source, **how)
-        how["dtype"] = torch.float32
-        model: Any = library.AutoModelForCausalLM.from_pretrained(source, **how)
+        model = library.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **how)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
     tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
