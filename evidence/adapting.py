@@ -160,8 +160,10 @@ def measure_answers(chat: str) -> None:
         questions = [Question.plain(prompt) for prompt in asked]
         found = answerer.answer(questions, sampling=Sampling(), seed=1)
         answers[run.variant] = [answer.text for answer in found]
-    steps = override(preset("sft"), shlex.split(CHAT_SFT)[1:]).train.steps
-    write_result("adapting-answers", {"steps": steps, "prompts": asked, "answers": answers})
+    rows = len(load_run(folder).blocks()[0])
+    train = override(preset("sft"), shlex.split(CHAT_SFT)[1:]).train
+    about = {"steps": train.steps, "rows": rows, "epochs": train.steps * train.batch_size / rows}
+    write_result("adapting-answers", {**about, "prompts": asked, "answers": answers})
 
 
 def write_words(path: Path) -> None:
@@ -379,8 +381,9 @@ def _answers() -> list[str]:
     if found is None:
         return []
     lines = ["## Answers side by side (App. E)", ""]
-    lines += [f"SmolLM2, adapted as above, then {found['steps']} steps on first answers of 300"]
-    lines += ["conversations, base and bell at both stages. Sampled once with seed 1.", ""]
+    lines += [f"SmolLM2, adapted as above, then {found['steps']} steps on {found['rows']} first"]
+    lines += [f"answers of conversations ({found['epochs']:.1f} epochs), base and bell at both"]
+    lines += ["stages. Sampled once with seed 1; the first line of each prompt is shown.", ""]
     for at, prompt in enumerate(found["prompts"]):
         lines += [f"**{prompt.splitlines()[0]}**", ""]
         for name, texts in found["answers"].items():
@@ -392,10 +395,12 @@ def _answers() -> list[str]:
 NOTE = [
     "# From a causal LM to a masked one (Sec. 5.3)",
     "",
-    "The paper adapts GPT-2 Large (0.7B) in 100K steps. Here two small causal LMs are adapted in a",
-    "few hundred steps. *As causal LM* is the exact NLL of the original model on the same",
-    "validation rows, with position 0 given; *opened, untrained* is the bound with full attention",
-    "and masks, before any step. NLLs are per token, so only rows of one table can be compared.",
+    "The paper adapts GPT-2 Large (0.7B) in 100K steps of 256 rows. Here two small causal LMs are",
+    "adapted in at most a few hundred steps of few rows. *As causal LM* is the exact NLL of the",
+    "original model on the same validation rows, with position 0 given; *opened, untrained* is the",
+    "bound with full attention and masks, before any step. NLLs are per token of each model's own",
+    "tokenizer, so only those of the same start can be compared. A speed-up without an interval is",
+    "of one seed.",
     "",
     "## Continual pretraining",
     "",

@@ -193,7 +193,7 @@ def _savings() -> list[str]:
 
 
 def _above_chance(found: Mapping[str, Any]) -> str:
-    """Tasks where some model beats the unigram by more than the error of its own score."""
+    """Tasks where some model beats the unigram by more than 1.96 errors of its own score."""
     above = []
     for task in found["tasks"]:
         results = task["results"]
@@ -204,7 +204,8 @@ def _above_chance(found: Mapping[str, Any]) -> str:
             score = results[model["name"]]["scores"][task["main"]]
             if model["is_model"] and score["mean"] - 1.96 * (score["error"] or 0) > max(bars):
                 above.append(f"{model['name']} on {task['title']}")
-    return f"Above both guessing and the unigram: {', '.join(above) or 'nobody, on no task'}."
+    listed = ", ".join(above) or "none"
+    return f"Above both guessing and the unigram by 1.96 standard errors: {listed}."
 
 
 def _shortened(found: Mapping[str, Any]) -> str:
@@ -224,9 +225,9 @@ NOTE = [
     "come in a wheel. The test uses 50 questions of the other half, none of which shares its",
     "subject with a question used for tuning, and 50 each of LAMBADA and ROCStories. A model with",
     "260K parameters trained on children's stories is near chance on most tasks: the table shows",
-    "that the suite works, and how large a difference must be to be significant. There is one",
-    "training run per row; errors are over questions, not over training seeds. With this many",
-    "numbers, one in twenty exceeds 1.96 errors by chance. Every score of every task is in",
+    "that the suite runs, not which objective is better. There is one training run per row; errors",
+    "are over questions, not over training seeds. With this many numbers, one in twenty exceeds",
+    "1.96 errors by chance. Every score of every task is in",
     "`docs/results/downstream-cpt.json` and `docs/results/downstream-sft.json`.",
 ]
 SAVINGS_NOTE = [

@@ -73,7 +73,7 @@ def arm_is_ahead(other: str) -> Callable[[Numbers], Verdict]:
         error = math.hypot(_error(numbers, other), _error(numbers, "arm"))
         share = progress(numbers, other)
         word = _word(gap, error) if share >= LEAST_PROGRESS else INCONCLUSIVE
-        return Verdict(word, f"{gap:+.2f} ± {error:.2f}, progress {share:.0%}")
+        return Verdict(word, f"{-gap:+.2f} ± {error:.2f}, progress {share:.0%}")
 
     return judge
 
@@ -236,8 +236,18 @@ STATEMENTS = [
 
 TOY_STATEMENTS = [
     Statement(
-        2, "Toys: less left at N_c = 0 than in the middle", "Prop. 3.1", "decompose", toy_low_end
+        2,
+        "Toys: less reducible loss at N_c = 0 than in the middle",
+        "Prop. 3.1",
+        "decompose",
+        toy_low_end,
     ),
-    Statement(2, "Toys: the bell's rows hold more", "Prop. 3.1", "decompose", bell_meets_more),
+    Statement(
+        2,
+        "Toys: more reducible loss in the bell's rows, bell/base",
+        "Prop. 3.1",
+        "decompose",
+        bell_meets_more,
+    ),
 ]
 """Judged on every toy source, with exact numbers."""

@@ -297,7 +297,7 @@ def _gradients(name: str) -> list[str]:
     ]
     columns = [HEADS[name], *(f"step {stage:,}" for stage in stages), "paper, 1M steps"]
     lines = [f"## {TITLES[name]}, seed {numbers['seed']}", ""]
-    lines += ["Base; cosine similarity of gradients of all parameters, ± standard error:", ""]
+    lines += ["Base; cosine of gradients of all parameters, ± standard error over draws:", ""]
     lines += [Table("", columns, rows).markdown()]
     lines += [f"All parts of the network at step {last:,}, and an untrained one:", ""]
     return lines + _pictured(name, f"analysis-medium-{name}-{last}", numbers)

@@ -219,7 +219,9 @@ INTRODUCTION = """# Perplexities (Tables 7 and 8)
 Preset `small`, 2000 steps on WikiText-2, three paired training seeds. The claim is that bell's
 perplexity is below base's at the same step, so bell/base is below 1. In brackets is the 95 %
 t-interval over seeds. The paper's models were trained on OpenWebText for 1M steps, and a perplexity
-is per token of a model's own tokenizer, so only ratios can be compared. The runs were trained on
+is per token of a model's own tokenizer, so only ratios can be compared. *Error, text* is the
+largest standard error of a run over documents; *deviation, masks* the largest over sets of masks of
+one run. The runs were trained on
 WikiText-2, so that set is not zero-shot and has no verdict; the paper's sets of PubMed and arXiv
 papers are replaced by small other ones, without a verdict either. LM1B is a sample. Every score is
 in `docs/results/zero-shot-*.json` and `docs/results/generative-*.json`."""
@@ -266,8 +268,8 @@ def _generative(numbers: Mapping[str, Any] | None, title: str) -> list[str]:
         f"{numbers['num']} samples of {numbers['runs'][0]['tokens']} tokens for each of "
         f"{sampling_seeds} sampling seeds and three training seeds, ancestral, "
         f"float64 noise. Validation text itself: {real['perplexity']:.1f}, entropy "
-        f"{real['entropy']:.2f}. The perplexity is per token of the scorer; nats per sample "
-        "do not depend on the scorer's tokenizer.",
+        f"{real['entropy']:.2f}. The perplexity is per token of the scorer, so it is higher for "
+        "text with fewer tokens at the same nats per sample.",
         "",
     ]
     return lines

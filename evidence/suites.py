@@ -201,9 +201,9 @@ def noise(headline: Mapping[str, Any]) -> float:
 
 def _judge_speed_up(setting: str, results: Comparisons) -> Judged:
     compared = results[HEADLINE]["variants"]["bell"]["comparison"]
-    share, _ = progress(results)
+    share, told = _progress_told(results)
     word = INCONCLUSIVE if share < LEAST_PROGRESS else speed_up_word(compared)
-    verdict = Verdict(word, f"{show_ratio(compared)}, progress {share:.0%}")
+    verdict = Verdict(word, f"{show_ratio(compared)}, progress {told}")
     paper = f"Fig. 6: {PAPER[setting]}" if setting in PAPER else "Fig. 6"
     return Judged(f"The bell needs fewer steps than the base ({TEXTS[setting]})", paper, verdict)
 
@@ -241,6 +241,12 @@ def progress(found: Comparisons) -> tuple[float, bool]:
     return (unigram - base) / (unigram - best), bool(arms)
 
 
+def _progress_told(found: Comparisons) -> tuple[float, str]:
+    """Progress, and how it is shown: '<' where there is no ARM."""
+    share, is_exact = progress(found)
+    return share, f"{share:.0%}" if is_exact else f"< {share:.0%}"
+
+
 # The headline
 
 
@@ -251,8 +257,7 @@ def headline_table() -> str:
         headline = results[HEADLINE]
         nll = [f"{headline['variants'][name]['nll']:.3f}" for name in ("base", "bell")]
         ratio = show_ratio(headline["variants"]["bell"]["comparison"])
-        share, is_exact = progress(results)
-        told = f"{share:.0%}" if is_exact else f"< {share:.0%}"
+        _, told = _progress_told(results)
         text = f"{TEXTS[setting]}: {describe(headline)}, {plural(len(headline['seeds']), 'seed')}"
         rows.append([text, *nll, ratio, PAPER.get(setting, "-"), told])
     columns = ["text and run", "base", "bell", "speed-up", "paper, 1M steps", "progress"]
@@ -352,14 +357,20 @@ def suites_page() -> list[str]:
         lines += [f"## {TEXTS[setting]}", "", f"{describe(headline)}, blocks of "]
         lines[-1] += f"{headline['data']['block_length']}, batch {headline['batch_size']}; "
         lines[-1] += f"{rows:,} training rows, seen {epochs:.1f} times; unigram NLL "
-        lines[-1] += f"{headline['unigram_nll']:.3f}; a difference counts from "
-        lines[-1] += f"{noise(headline):.3f} nats."
+        lines[-1] += f"{headline['unigram_nll']:.3f}; {_significant(noise(headline))}."
         lines += ["", variants_table(found)]
         for name, results in found.items():
             if name != ARM:
                 alt, figure = f"{TEXTS[setting]}: {name}", f"{setting}-{name}"
                 lines += picture(alt, figure, partial(curves_figure, results, with_time=False))
     return lines
+
+
+def _significant(least: float) -> str:
+    """From where on a difference between single runs counts."""
+    if math.isinf(least):
+        return "with fewer than two seeds no difference is significant"
+    return f"differences of one seed are significant from {least:.3f} nats"
 
 
 def variants_table(found: Comparisons) -> str:

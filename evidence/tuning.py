@@ -53,8 +53,8 @@ FIXED = ("base", "bell", "laplace", "gaussian:0.5,0.2", "uniform")
 JUDGED = ("progress", "bell+uniform0.05", "band:0.3,0.8")
 WITHIN, CLOSE, MOST_AT_ZERO = 0.95, 0.01, 0.02
 TOY = "--data.tokenizer symbols:8 --data.block-length 32"
-HOLDS = "A law measured while training is as good as the best fixed one, without tuning."
-FAILS = "A law measured while training loses to a fixed one somewhere; the bell stays the default."
+HOLDS = "`progress` holds all three on every text."
+FAILS = "`progress` misses one of the three, so the claim fails; the bell stays the default."
 
 
 # Other ways to let the training choose its times, on the same probe

@@ -37,7 +37,7 @@ from bellmask.model.causal_lm import NAME as SMOLLM2
 from bellmask.model.causal_lm import fingerprint, smollm2_folder
 from bellmask.model.transformer import attention_mask, hash_weights
 from bellmask.storage.loading import Loaded, LoadOptions, load
-from bellmask.utils.distributed import World, autocast, pick_device, pick_precision
+from bellmask.utils.distributed import World, autocast, pick_device
 from bellmask.utils.errors import UserError, check_least, look_up
 from bellmask.utils.files import sanitize
 from bellmask.utils.libraries import check_shards, import_transformers, quiet
@@ -671,9 +671,11 @@ def load_scorer(
 
 
 def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextScorer:
-    """A Hugging Face model and its tokenizer, in bfloat16 on GPUs; a UserError if that fails."""
+    """A Hugging Face model and its tokenizer; a UserError if that fails.
+
+    In float32: logits of GPT-2 are around -100, where bfloat16 has steps of 0.5.
+    """
     target = pick_device(device)
-    dtype = pick_precision("auto", target)
     library = import_transformers(f"scorer {name!r}")
     # no network, no such name, damaged files, another kind of model
     with quiet(
@@ -683,14 +685,13 @@ def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextSc
         check_shards(source)
         how: dict[str, Any] = {"trust_remote_code": False}
         tokenizer = library.AutoTokenizer.from_pretrained(source, **how)
-        model: Any = library.AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **how)
+        model = library.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **how)
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         raise UserError(f"scorer {name!r}: its tokenizer has more tokens than the model")
     tokenizer.split_special_tokens = True  # "</s>" in a sample is just text
     model = model.to(target).eval()
     mark = fingerprint(source)  # a model of the hub by its commit, too
     mark += "" if Path(source).is_dir() else f"@{getattr(model.config, '_commit_hash', None)}"
-    mark += "" if dtype == torch.float32 else f"/{dtype}"  # other numbers, to rounding
     bos = tokenizer.bos_token_id
     context = min(context, getattr(model.config, "max_position_embeddings", None) or context)
     first = "not scored (no BOS)" if bos is None else "predicted from BOS"

@@ -233,14 +233,17 @@ def compute_dtype(w_VD: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def _each_row(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """-log p(y) of each row, float32 [N]; for evaluation."""
+def _each_row(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor) -> Tensor:
+    """-log p(y) of each row, float32 [N]; for evaluation.
+
+    Logits are float32 under autocast, too: in bfloat16, a tied head's far from zero raise the NLL.
+    """
+    dtype = torch.promote_types(w_VD.dtype, torch.float32)
     w, b = w_VD.to(dtype), b_V.to(dtype)
-    parts = [
-        F.cross_entropy(F.linear(h.to(dtype), w, b).float(), y, reduction="none")
-        for h, y in zip(h_ND.split(CHUNK_ROWS), y_N.split(CHUNK_ROWS), strict=True)
-    ]
-    return torch.cat(parts) if parts else h_ND.new_zeros(0, dtype=torch.float32)
+    parts = zip(h_ND.to(dtype).split(CHUNK_ROWS), y_N.split(CHUNK_ROWS), strict=True)
+    with torch.autocast(w.device.type, enabled=False):
+        ce = [F.cross_entropy(F.linear(h, w, b).float(), y, reduction="none") for h, y in parts]
+    return torch.cat(ce)
 
 
 def predict(
@@ -267,7 +270,7 @@ def predict(
         w_VD, b_V = w_VD.to(dtype), b_V.to(dtype)
         return torch.cat([y_N(F.linear(h.to(dtype), w_VD, b_V)) for h in h_ND.split(CHUNK_ROWS)])
     if not reduce:
-        return _each_row(h_ND, w_VD, b_V, y_N, dtype)
+        return _each_row(h_ND, w_VD, b_V, y_N)
     if weight_N is not None:
         kernel = kernel if kernel in TAKE_WEIGHTS else "chunked"
         return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype, weight_N)

@@ -24,9 +24,11 @@ from bellmask.config.config import (
 )
 from bellmask.config.options import FrameworkOptions, Interval, RunProgress
 from bellmask.config.presets import PRESETS, preset, tiny
+from bellmask.data.corpora import CORPORA
+from bellmask.data.tokenizers import ByteTokenizer
 from bellmask.diffusion.objectives import ChainRule
 from bellmask.model.transformer import Denoiser, count_parameters
-from bellmask.storage.build import build_framework, build_objective
+from bellmask.storage.build import build_framework, build_objective, build_rules
 from bellmask.train.memory import count_tokens
 
 
@@ -53,19 +55,21 @@ def test_listed_presets_are_described_and_stand_for_all_others():
 
 PAPER = {  # App. C.1
     "lm1b": "data.train=lm1b model.num_layers=12 model.width=768 model.num_heads=12 "
+    "model.modulation=constant model.local_conv=0 model.dropout=0.1 optim.weight_decay=0.0 "
     "data.block_length=128 validation.blocks=0 "
     "data.tokenizer=bert-base-uncased data.packing=packed optim.name=adamw optim.lr=0.0003 "
     "optim.warmup_steps=2500 optim.curve=constant optim.ema=0.9999 optim.clip=1.0 "
     "train.batch_size=512 train.steps=1000000",
     "lm1b_unpacked": "data.packing=unpacked data.pads=noised",
     "owt": "data.train=openwebtext model.num_layers=12 model.width=768 model.num_heads=12 "
+    "model.modulation=constant model.local_conv=0 model.dropout=0.1 "
     "data.tokenizer=gpt2 data.block_length=1024 data.packing=packed validation.blocks=8192 "
     "optim.name=adamw optim.lr=0.0003 optim.warmup_steps=2500 optim.curve=cosine "
     "optim.weight_decay=0.03 train.batch_size=512 train.steps=1000000",
     "cpt_gpt2_large": "start.model=openai-community/gpt2-large start.anneal_steps=10000 "
     "data.train=fineweb_edu data.block_length=1024 optim.lr=0.0003 optim.warmup_steps=2000 "
     "train.batch_size=256 train.steps=100000 start.mask_token=10541 optim.curve=cosine "
-    "start.lora_rank=0 validation.blocks=8192",
+    "start.lora_rank=0 validation.blocks=8192 optim.ema=0.0",
     "sft_tasks": "start.model=runs/cpt_gpt2_large start.checkpoint=100000 sft.train=tasks "
     "sft.template=plain start.anneal_steps=1 start.lora_rank=0 optim.curve=cosine "
     "optim.warmup_steps=500 train.batch_size=128 train.steps=10000 validation.sample_steps=64 "
@@ -91,6 +95,23 @@ def test_the_papers_presets_say_what_the_paper_says(name):
     same |= {"start": bell.start} if name.startswith("sft") else {}
     assert dataclasses.replace(base, **same) == bell
     assert preset(name) == bell
+
+
+def test_the_papers_corpora_have_the_splits_it_names():
+    """App. C.1; LM1B is validated on its test split, as in the work that the paper follows."""
+    found = {name: CORPORA[name] for name in ("lm1b", "openwebtext", "fineweb_edu")}
+    assert [found[name].holdout for name in found] == [0, 100_000, 0]
+    assert [set(found[name].splits) for name in found] == [{"train", "valid"}, {"train"}, {"train"}]
+    assert found["lm1b"].splits["valid"].split == "test"
+    assert found["fineweb_edu"].splits["train"].config == "sample-100BT"
+
+
+def test_pads_of_unpacked_sentences_are_masked_and_attended_unless_told_otherwise():
+    ignored = preset("lm1b_unpacked").with_options({"data.pads": "ignored"})
+    configs = {preset("lm1b_unpacked"): True, ignored: False, preset("owt"): False}
+    for config, is_noised in configs.items():
+        assert build_framework(config).noises_pads == is_noised
+        assert build_rules(config.data, ByteTokenizer()).sees_pads == is_noised
 
 
 @pytest.mark.parametrize(("name", "before"), [("tasks", "cpt_gpt2_large"), ("tiny", "cpt_tiny")])

@@ -388,6 +388,15 @@ def test_a_causal_lm_counts_as_the_public_codes_do(small_gpt2):
     assert load_scorer(str(folder), device="cpu", context=10).context == 10
 
 
+def test_a_causal_lm_scores_in_float32_however_it_was_stored(small_gpt2, monkeypatch):
+    folder, model, _ = small_gpt2
+    model.bfloat16().save_pretrained(folder)
+    for where in ("bellmask.evaluate.scorer", "bellmask.utils.distributed"):  # as on a GPU
+        monkeypatch.setattr(f"{where}.pick_precision", lambda *_: torch.bfloat16, raising=False)
+    losses = load_scorer(str(folder), device="cpu").token_losses
+    assert losses.args[0].dtype == torch.float32
+
+
 @pytest.fixture(scope="module", params=["plain", "wrapped", "causal LM"])
 def arm(request, zoo):
     """(run, what its rows begin with): on our own trunk, and on a causal LM that needs BOS."""

@@ -28,6 +28,7 @@ def undrawn(monkeypatch):
 def test_the_pages_are_what_the_generator_writes():
     for path, text in write.build_pages().items():
         assert path.read_text(encoding="utf-8") == text, f"{path}: run python evidence/write.py"
+        assert not {"inf", "nan"} & set(text.split())
 
 
 def test_the_first_page_is_short():
@@ -91,6 +92,16 @@ def test_a_target_that_is_not_reached_has_no_number(larger):
     for one in results["variants"]["bell"]["runs"]:
         one["nll"] = [value + 1 for value in one["nll"]]
     assert suites.show_speed_up_at(results, "bell", 10_000) == "not reached in 3 of 3"
+
+
+def test_answers_stand_side_by_side(larger):
+    about = {"steps": 9, "rows": 6, "epochs": 3.0, "prompts": ["Who?\nWhy?"]}
+    pages.write_result("adapting-answers", {**about, "answers": {"base": ["I."], "bell": ["We."]}})
+    found = write.build_pages()
+    shown = found[larger / "results/adapting.md"].partition("(App. E)")[2]
+    assert "9 steps on 6 first\nanswers of conversations (3.0 epochs)" in shown
+    assert "**Who?**\n\nbase:\n\n```text\nI.\n```\n\nbell:\n\n```text\nWe.\n```" in shown
+    assert "App. E" not in found[larger / "results.md"]
 
 
 def test_parts_are_announced_with_their_hours(monkeypatch, capsys):
