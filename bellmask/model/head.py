@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -232,18 +232,18 @@ def compute_dtype(w_VD: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else w_VD.dtype
 
 
-@torch.no_grad()
-def _each_row(h_ND: Tensor, w_VD: Tensor, b_V: Tensor, y_N: Tensor) -> Tensor:
-    """-log p(y) of each row, float32 [N]; for evaluation.
+def _logits(h_ND: Tensor, w_VD: Tensor, b_V: Tensor) -> Iterator[Tensor]:
+    """Logits of ``CHUNK_ROWS`` rows at a time, to measure and sample with.
 
-    Logits are float32 under autocast, too: in bfloat16, a tied head's far from zero raise the NLL.
+    They are float32 under autocast, too: far from zero, as a tied head's often are, bfloat16 has
+    steps of 0.5.
     """
     dtype = torch.promote_types(w_VD.dtype, torch.float32)
     w, b = w_VD.to(dtype), b_V.to(dtype)
-    parts = zip(h_ND.to(dtype).split(CHUNK_ROWS), y_N.split(CHUNK_ROWS), strict=True)
-    with torch.autocast(w.device.type, enabled=False):
-        ce = [F.cross_entropy(F.linear(h, w, b).float(), y, reduction="none") for h, y in parts]
-    return torch.cat(ce)
+    for h in h_ND.split(CHUNK_ROWS):
+        with torch.autocast(w.device.type, enabled=False):
+            logits = F.linear(h.to(dtype), w, b)
+        yield logits
 
 
 def predict(
@@ -267,10 +267,10 @@ def predict(
     if y_N is None:
         return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
     if not isinstance(y_N, Tensor):
-        w_VD, b_V = w_VD.to(dtype), b_V.to(dtype)
-        return torch.cat([y_N(F.linear(h.to(dtype), w_VD, b_V)) for h in h_ND.split(CHUNK_ROWS)])
+        return torch.cat([y_N(logits) for logits in _logits(h_ND, w_VD, b_V)])
     if not reduce:
-        return _each_row(h_ND, w_VD, b_V, y_N)
+        parts = zip(_logits(*map(Tensor.detach, (h_ND, w_VD, b_V))), y_N.split(CHUNK_ROWS))
+        return torch.cat([F.cross_entropy(z.float(), y, reduction="none") for z, y in parts])
     if weight_N is not None:
         kernel = kernel if kernel in TAKE_WEIGHTS else "chunked"
         return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype, weight_N)

@@ -152,15 +152,17 @@ def test_float32_weights_under_autocast_keep_a_float32_sum_and_gradient(name):
     assert is_close(grad_w, right_w, 2**-8)
 
 
-def test_evaluation_keeps_the_digits_of_logits_far_from_zero():
+def test_evaluation_and_sampling_keep_the_digits_of_logits_far_from_zero():
     """Those of GPT-2 are around -100, where bfloat16 has steps of 0.5."""
     h, w, b, y = make(600, 16)
     expected, _ = truth(h, w, b, y)
     with torch.autocast("cpu", HALF), torch.no_grad():
         found = predict(h, w, b - 100, y, reduce=False)
+        drawn_from = predict(h, w, b - 100, lambda logits_NV: logits_NV)
         rounded = F.cross_entropy(predict(h, w, b - 100).float(), y, reduction="none")
     assert float(found.double().sum()) == pytest.approx(expected, rel=1e-5)
     assert float(rounded.sum()) != pytest.approx(expected, rel=1e-3)
+    assert is_close(drawn_from, F.linear(h, w, b - 100), 1e-6)
 
 
 @pytest.mark.parametrize(("rows_type", "weights_type"), [(FULL, HALF), (HALF, FULL)])
