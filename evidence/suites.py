@@ -101,7 +101,7 @@ def comparisons(setting: str) -> Iterator[tuple[str, list[str], range]]:
     if setting.startswith("sentences"):
         yield HEADLINE, ["base", "bell"], range(1, 2)
         return
-    yield HEADLINE, ["base", "bell"], range(1, 4)
+    yield HEADLINE, ["base", "bell"], range(1, ABLATION_SEEDS + 1)
     yield ARM, ["base", ARM], range(1, 2)
     names = "families alternatives mean variance dirac laplace gaussian optimizers stratification"
     for name in names.split():

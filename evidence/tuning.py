@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from analyses import ROOT
 from pages import read_result, write_result
 from torch import Tensor
 
@@ -48,7 +49,6 @@ from bellmask.utils.errors import UserError
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
-ROOT = Path("runs/evidence/tuning")
 FIXED = ("base", "bell", "laplace", "gaussian:0.5,0.2", "uniform")
 JUDGED = ("progress", "bell+uniform0.05", "band:0.3,0.8")
 WITHIN, CLOSE, MOST_AT_ZERO = 0.95, 0.01, 0.02
@@ -231,7 +231,7 @@ def measure_tuning(
     steps: int | None = None,
 ) -> bool:
     """Train, judge and store; False when a text had to be left out. ``steps``: a short trial."""
-    options = TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT / "runs"))
+    options = TrainingOptions(seeds=seeds, jobs=jobs, runs=str(ROOT))
     is_complete = True
     for name, config in texts(lm1b, steps).items():
         is_stored = steps is None and read_result(f"tuning-{name}") is not None
