@@ -189,6 +189,15 @@ def test_restarts_on_several_machines_need_a_new_store(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", None), ("cuda:1", [1])])
+def test_processes_wait_on_their_own_gpu(device, told, monkeypatch):
+    """Without being told, NCCL guesses which one it is, and torch warns."""
+    seen = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda **how: seen.append(how["device_ids"]))
+    World(size=2, device=torch.device(device)).barrier()
+    assert seen == [told]
+
+
 def test_devices_precisions_and_saving(monkeypatch):
     """auto is float32 on every CPU, whatever it can do; only one process on a CPU waits."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
