@@ -307,7 +307,8 @@ class TrainOptions:
     random_length_fraction: float = option(0.0, not_with="sft.train", at_least=0, at_most=1)
     """Fraction of steps whose blocks are cut to a random length (LLaDA uses 0.01)."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 on CUDA GPUs that support it, else float32."""
+    """Data type of matrix products; weights, sums and optimizer stay float32. auto: bfloat16 on
+    CUDA GPUs that support it, else float32 (on CUDA GPUs by TF32)."""
     device: str = option("auto", affects="speed")
     """auto (the first available of cuda, mps, cpu), cpu, cuda, cuda:1, ..., or mps: a Mac's GPU,
     float32, one process."""

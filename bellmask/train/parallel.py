@@ -261,6 +261,9 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
         settings = torch._dynamo.config
         settings.optimize_ddp = False  # type: ignore[attr-defined]  # blocks are small enough for DDP's buckets
         settings.recompile_limit = 64  # type: ignore[attr-defined]  # shapes of training, validation, samples
+        # at once for any number of masked rows, not first for one: sooner, and a resumed run
+        # multiplies by the same kernels as one that was not stopped
+        torch.compiler.config.dynamic_sources = "L['rows_N']"
         for block in blocks:
             block.compile()
         model.uses_flex_attention = device.type == "cuda"

@@ -82,6 +82,8 @@ class StepResult:
     """Some process is to stop."""
     clock: float = 0.0
     """Seconds of training by the main process's clock, when the step began."""
+    bad_gradient: str = ""
+    """The first parameter whose gradient is not finite."""
 
     @property
     def is_finite(self) -> bool:
@@ -119,7 +121,8 @@ class TrainStep:
         self.world = planner.world
         self.replica = replicate(model, self.world)
         self._has_buckets = self.replica is model or self.world.size == 2
-        self.reads_late = self.world.device.type != "cpu"
+        # not on a Mac's GPU, whose fused AdamW ignores found_inf: the host must skip a bad update
+        self.reads_late = self.world.device.type not in ("cpu", "mps")
         """The host runs a step ahead of the device, and never waits for the step it begins."""
         # on a CPU another thread would only compete for cores
         self.plan = Prefetch(self._prepare) if self.reads_late else self._prepare
@@ -164,20 +167,20 @@ class TrainStep:
                 loss_sum = self._forward(step, each)
                 (loss_sum * to_backward).backward()
             sums[0].add_(loss_sum.detach())
-        sums, norm = world.all_reduce_sum(sums), self._clip_gradient()
-        numbers = torch.cat([norm.to(dtype)[None], sums])
+        sums, (names, norm, first_bad) = world.all_reduce_sum(sums), self._clip_gradient()
+        numbers = torch.cat([norm.to(dtype)[None], sums, first_bad.to(dtype)[None]])
         is_bad, event = None, None
         if self.reads_late:
             is_bad = ~numbers[:2].isfinite().all()
             numbers = numbers.to("cpu", non_blocking=True)
-        if world.device.type in ("cuda", "mps"):  # the copy may not be done yet
-            event = getattr(torch, world.device.type).Event()
+        if world.device.type == "cuda":  # the copy may not be done yet
+            event = torch.cuda.Event()
             event.record()
 
         def read() -> StepResult:
             if event is not None:
                 event.synchronize()
-            norm, loss, num_masked, num_stopping, clock, *largest = numbers.tolist()
+            norm, loss, num_masked, num_stopping, clock, *largest, first_bad = numbers.tolist()
             return StepResult(
                 loss * plan.scale,
                 norm,
@@ -187,6 +190,7 @@ class TrainStep:
                 max(largest),
                 num_stopping > 0,
                 clock,
+                "" if math.isfinite(norm) else names[int(first_bad)],
             )
 
         return PendingStep(step, plan.num_maskable, is_bad, read)
@@ -202,14 +206,20 @@ class TrainStep:
         self.model.zero_grad()
         self._has_buckets = True
 
-    def _clip_gradient(self) -> Tensor:
-        """The gradient's norm over all processes, before it is clipped."""
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
-        norm = full_tensor(nn.utils.get_total_norm([p.grad for p in parameters]))  # type: ignore[misc]
+    def _clip_gradient(self) -> tuple[list[str], Tensor, Tensor]:
+        """Names of gradients, their norm over all processes before they are clipped, and the number
+        of the first that is not finite.
+        """
+        named = {n: p for n, p in self.model.named_parameters() if p.grad is not None}
+        parameters = named.values()
+        norms = full_tensor(torch.stack(torch._foreach_norm([p.grad for p in parameters])))  # type: ignore[misc]
+        norm = torch.linalg.vector_norm(norms)
+        # where each is finite, what they add up to may not be, and that has no name
+        first_bad = torch.cat([norms, norm[None]]).isfinite().long().argmin()
         # where the norm is known already, gradients that need no clipping are left alone
         if self.clip and (self.reads_late or self.clip < float(norm)):
             nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
-        return norm
+        return [*named, ""], norm, first_bad
 
     def _forward(self, step: int, each: Pass) -> Tensor:
         key = stream_key(self.planner.options.seed, "dropout", step, each.first)
@@ -217,14 +227,14 @@ class TrainStep:
         with autocast(self.world.device, self.precision):
             return each.loss(self.replica, self.world.device)
 
-    def first_bad(self) -> str:
+    def first_bad(self, result: StepResult) -> str:
         """The first weight or gradient that is not finite, in words; empty when all are."""
-        for what, read in (("weight", lambda p: p), ("gradient", lambda p: p.grad)):
-            for name, parameter in self.model.named_parameters():
-                value = read(parameter)
-                if value is not None and not bool(torch.isfinite(local_tensor(value)).all()):
-                    return f"; the first {what} that is not finite: {name}"
-        return ""
+        what, found = "gradient", result.bad_gradient
+        for name, parameter in self.model.named_parameters():
+            if not bool(torch.isfinite(local_tensor(parameter)).all()):
+                what, found = "weight", name
+                break
+        return found and f"; the first {what} that is not finite: {found}"
 
 
 class Prefetch(Generic[T]):

@@ -231,7 +231,7 @@ class Trainer:
         Step numbers count from 1, as everywhere in a run folder.
         """
         state, step, limit = self.state, number + 1, self.config.train.skip_limit
-        bad = self.world.any_rank(self.step.first_bad())
+        bad = self.world.any_rank(self.step.first_bad(result))
         if self.world.is_main:
             planner = self.step.planner
             found = {"loss": str(result.loss), "gradient_norm": str(result.gradient_norm)}

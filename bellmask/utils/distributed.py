@@ -143,8 +143,9 @@ class World:
             raise _SHARED_ERRORS.get(kind, LostProcessError)(text)
 
     def barrier(self) -> None:
-        if self.size > 1:
-            dist.barrier(group=self.group)
+        if self.size > 1:  # NCCL would guess the device, and warn
+            gpus = [self.device.index] if self.device.type == "cuda" else None
+            dist.barrier(group=self.group, device_ids=gpus)
 
 
 def pick_device(option: str) -> torch.device:
@@ -203,14 +204,15 @@ def open_world(device_option: str) -> Iterator[World]:
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONGEST_CALL)
     machine_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    world = World(rank, size, device, store, machine_size)
     try:
-        yield World(rank, size, device, store, machine_size)
+        yield world
     except RuntimeError as error:
         if found := _LOST.search(str(error)):
             raise LostProcessError(f"another process of this run has died ({found[0]})") from None
         raise
     # only after success: others may be in a call that never ends, and torchrun ends them
-    dist.barrier()  # on several machines the main process hosts the store: all must be done
+    world.barrier()  # on several machines the main process hosts the store: all must be done
     dist.destroy_process_group()
 
 

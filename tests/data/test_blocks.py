@@ -35,6 +35,13 @@ def folders(tmp_path):
     return [p for p in (tmp_path / "cache" / "blocks").iterdir() if p.is_dir()]
 
 
+def test_starts_of_a_few_rows_make_no_array_of_all():
+    """Each step asks for them; the corpus may be large."""
+    column = np.broadcast_to(np.int64(8), 10**15)
+    blocks = module.Blocks(np.broadcast_to(np.uint8(1), (10**15, 8)), column, column, "")
+    assert blocks.row_starts(torch.tensor([3, 10**14])).tolist() == [0, 0]
+
+
 def test_the_card_says_what_the_blocks_are(tmp_path):
     data = options(tmp_path, "abc\ndefgh\n\nij\n", documents="line", wrap=True, remainder="keep")
     blocks = prepare(data, BYTES, "train")

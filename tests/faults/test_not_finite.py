@@ -42,6 +42,7 @@ def test_steps_without_update_are_skipped_and_written_down(
     lab.plan(*OPTIONS, "--scale.sharding", sharding, "--optimizer", optimizer, size=size)
     said = lab.ends(0, lab.start("fault_hooks.spoil_loss", bad, value, rank, is_late))
     assert said.count("warning: step") == len(bad)
+    assert said.count("the first gradient that is not finite: embedding.weight") == len(bad)
     found = {int(c.name[5:]): tensors_of(c) for c in checkpoints(lab.run)}
     assert list(found) == list(range(1, 9))
     for step in range(2, 9):

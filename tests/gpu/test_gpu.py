@@ -101,7 +101,16 @@ def test_compiled_blocks_and_losses_are_close(options: str) -> None:
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a CPU has nothing to wait for")
-@pytest.mark.parametrize("options", ["", "--train.compile True", "--optimizer muon"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "",
+        "--optimizer muon",
+        "--train.compile True --model.dropout 0.1",
+        # FlexAttention has no smaller heads on a GPU
+        "--train.compile True --data.document-attention --data.documents line --model.width 32",
+    ],
+)
 def test_nothing_waits_between_steps(options: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch raises an error at any synchronization but that of reading a step late."""
     from bellmask.train.trainer import Trainer
@@ -137,8 +146,10 @@ def test_two_devices_equal_one(sharding: str) -> None:
     assert two == pytest.approx(one, rel=1e-3)
 
 
-def test_resuming_is_exact() -> None:
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_resuming_is_exact(is_compiled: bool) -> None:
     options = f"tiny {NARROW} {ON_GPU} --train.deterministic --model.dropout 0.1"
+    options += f" --train.compile {is_compiled}"
     options += " --checkpoint.keep-last 1"
     train("whole", options)
     run_bellmask(f"train {options} {SHORT} --out out/parts --train.steps 4")

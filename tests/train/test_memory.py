@@ -1,4 +1,4 @@
-"""Devices: the microbatch that fits, chosen and used again; deterministic kernels; Macs."""
+"""Devices: the microbatch that fits, chosen and used again; precision; deterministic kernels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+import bellmask
 from bellmask.config.options import TrainOptions
+from bellmask.evaluate.scorer import Request, Scorer
 from bellmask.model.transformer import Denoiser
 from bellmask.storage.run_folder import read_metrics
 from bellmask.train import memory
@@ -102,6 +104,41 @@ def test_kernels_are_deterministic_inside_only(monkeypatch):
             assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) == is_wanted
         assert not torch.are_deterministic_algorithms_enabled()
         assert not cudnn.deterministic
+
+
+def test_float32_is_tf32_on_a_gpu_and_its_memory_may_grow(monkeypatch):
+    """Before anything is on the GPU; a setting of the user's stays."""
+    told = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", told.append)
+    monkeypatch.setenv("LOCAL_RANK", "6")
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128")
+    assert pick_device("auto") == torch.device("cuda:2")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:128"
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert (pick_device("cpu"), told) == (torch.device("cpu"), ["high", "high"])
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_run_is_used_in_the_precision_that_it_was_trained_in(precision, copy_run):
+    folder, seen = copy_run("bell"), set()
+    config = json.loads((folder / "config.json").read_text())
+    config["train"]["precision"] = precision
+    (folder / "config.json").write_text(json.dumps(config))
+    run = bellmask.load_run(folder, device="cpu")
+    blocks = run.blocks()[1].slice(0, 2)
+    run.model.blocks[0].qkv.register_forward_hook(lambda _, __, made: seen.add(made.dtype))
+    for use in (
+        lambda: run.sample(1, length=4, steps=2),
+        lambda: run.evaluate(blocks, batch_size=2),
+        lambda: Scorer(run).token_losses([Request((1,), (2, 3))]),
+    ):
+        seen.clear()
+        use()
+        assert seen == {getattr(torch, precision)}
 
 
 def test_a_macs_gpu_is_a_device(monkeypatch):

@@ -12,10 +12,11 @@ from fault_tools import assert_same, command
 from pretrained_tools import save_lm
 from warm_processes import free_port
 
-from bellmask.config.options import ScaleOptions
+from bellmask.config.options import ModelOptions, ScaleOptions
+from bellmask.model.transformer import Denoiser
 from bellmask.storage.checkpoint import saves_in_background
 from bellmask.storage.run_folder import read_metrics, resume_command
-from bellmask.train.parallel import pick_layout, plan_parallel
+from bellmask.train.parallel import parallelize, pick_layout, plan_parallel
 from bellmask.utils.distributed import World, open_world, pick_device, pick_precision
 from bellmask.utils.errors import UserError
 
@@ -189,6 +190,15 @@ def test_restarts_on_several_machines_need_a_new_store(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize(("device", "told"), [("cpu", None), ("cuda:1", [1])])
+def test_processes_wait_on_their_own_gpu(device, told, monkeypatch):
+    """Without being told, NCCL guesses which one it is, and torch warns."""
+    seen = []
+    monkeypatch.setattr(torch.distributed, "barrier", lambda **how: seen.append(how["device_ids"]))
+    World(size=2, device=torch.device(device)).barrier()
+    assert seen == [told]
+
+
 def test_devices_precisions_and_saving(monkeypatch):
     """auto is float32 on every CPU, whatever it can do; only one process on a CPU waits."""
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
@@ -237,6 +247,19 @@ def test_none_compiles_on_gpus_where_both_objectives_have_the_same_loss(
     told = plan_parallel(config, World(device=GPU)).describe()
     assert (told["compile"], told["loss_kernel"]) == ("blocks", "compiled")
     assert plan_parallel(config, World()).describe()["compile"] == "off"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler of torch.jit
+@torch.no_grad()
+def test_another_number_of_masked_rows_compiles_nothing_anew(small_config):
+    plan, graphs = plan_parallel(small_config("--train.compile", "True"), World()), []
+    options = ModelOptions(num_layers=2, width=16, num_heads=2, dropout=0.0)
+    model = parallelize(Denoiser(options, 9), plan, torch.device("cpu"))
+    for count in (20, 13, 7):
+        model(torch.ones(4, 8, dtype=torch.long), torch.arange(count), torch.arange(count) % 9)
+        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[1] == graphs[2] > 0
 
 
 def test_blocks_are_not_compiled_without_a_compiler(small_config, monkeypatch):
