@@ -80,7 +80,7 @@ def check_exportable(run: Loaded, format: str) -> None:
     is_own, has_time = model.backbone != "causal_lm", model.modulation == "time"
     is_mdlm = format == "mdlm"
     has_mask = isinstance(tokenizer, FastTokenizer) and tokenizer.original_ids[-1] >= 0
-    problems = {f"a causal model ({framework}) on the built-in DiT": framework != "mdm"}
+    problems = {f"of framework {framework} on the built-in DiT": framework != "mdm"}
     if not is_own:
         is_arm = framework == "arm"
         problems = {
@@ -88,7 +88,7 @@ def check_exportable(run: Loaded, format: str) -> None:
             "an ARM without a row for its tokenizer's mask": is_arm and has_mask,
         }
     theirs = {
-        "a model with time input other than sigma": has_time and model.time_input != "sigma",
+        "a model without --model.time-input sigma": has_time and model.time_input != "sigma",
         f"trained on the {config.schedule.name} schedule's times, mdlm's is linear": (
             has_time and config.schedule.name != "linear"
         ),
