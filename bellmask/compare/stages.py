@@ -460,5 +460,5 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
         if option == "--sft" and name in _FROM_CPT:
-            raise UserError(f"--sft: omit {name}: it starts from the last step of --cpt")
+            raise UserError(f"--sft: {name} cannot be set: it starts from the last step of --cpt")
     return resolve(options, rest, option)
