@@ -19,7 +19,7 @@ from commands import refuses
 from safetensors.torch import save_file
 
 from bellmask.compare.compare import from_comparison
-from bellmask.data.readers import read_file
+from bellmask.data.readers import DOCUMENT_RULES, read_file
 from bellmask.exchange.mdlm import ImportOptions, read_checkpoint, read_import
 from bellmask.generate.generate import write_out
 from bellmask.utils.console import print_lines
@@ -162,7 +162,7 @@ def test_a_packed_text_is_unpacked_piece_by_piece(tmp_path):
     path = tmp_path / "a.txt.zst"
     path.write_bytes(pyarrow.compress(b"a line\n" * (1 << 25), "zstd", asbytes=True))
     tracemalloc.start()
-    assert next(iter(read_file(path, rule="line", column="")))
+    assert next(iter(read_file(path, rule=DOCUMENT_RULES["line"], column="")))
     assert tracemalloc.get_traced_memory()[1] < 128 << 20
     tracemalloc.stop()
 

@@ -142,10 +142,7 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
         steps = {name: chosen[-1:] for name, chosen in steps.items()}
     for run in runs:
         if isinstance(options, DropOptions) and len(steps[run.name]) < 2:
-            raise UserError(
-                f"context-drop needs two or more --checkpoints, but {run.folder} has "
-                f"{', '.join(map(str, run.steps))}; train with --checkpoint.keep-steps 100 300 1000"
-            )
+            raise UserError(f"{run.folder} has one checkpoint; train with --checkpoint.keep-steps")
     first = runs[0].load(runs[0].steps[-1], options.device)
     train, valid = first.blocks()
     first.check_same_data(train)

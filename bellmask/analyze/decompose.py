@@ -278,10 +278,7 @@ def _measure(options: DecomposeOptions, progress: Progress) -> dict[str, Any]:
     check_all_maskable(runs, "decompose")
     for run in runs:
         if not is_toy(run.config.data.train):
-            raise UserError(
-                f"{run.folder} was trained on {run.config.data.train}, whose conditionals are not "
-                "known; train on a toy: --data.train toy:sticky --data.tokenizer symbols:8"
-            )
+            raise UserError(f"{run.folder} was not trained on a toy: --data.train toy:sticky")
     check_same_text(runs)
     source = toy_source(runs[0].config.data)
     steps = {run.name: chosen_steps(run, options.checkpoints) for run in runs}

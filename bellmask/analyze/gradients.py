@@ -111,10 +111,7 @@ class RadiusOptions(GradientOptions):
     def row_length(self) -> int:
         """Tokens that a row needs; UserError for radii with too few positions for the masks."""
         if self.masks < 1 or not self.radii or 2 * min(self.radii) < self.masks:
-            raise UserError(
-                f"--radii {' '.join(map(str, self.radii))}: each must have at least --masks "
-                f"{self.masks} positions around a center, 2 per unit of radius"
-            )
+            raise UserError(f"--radii must each have room for --masks {self.masks} around a center")
         return 2 * self.margin + 1
 
     # Paper: Table 1
@@ -213,15 +210,12 @@ def _measure(options: RadiusOptions | AdditivityOptions, progress: Progress) -> 
 def _check(run: NamedRun, least: int) -> None:
     config = run.config
     is_timed = config.model.modulation == "time" and config.schedule.name != "linear"
+    length = config.data.block_length
     problems = {
         "is a causal model; this analysis needs masked ones": config.framework.name != "mdm",
-        "restricts attention to documents; this analysis needs full attention": (
-            config.data.document_attention
-        ),
+        "restricts attention to documents": config.data.document_attention,
         "is time-conditioned with a schedule other than linear": is_timed,
-        f"has blocks of {config.data.block_length} tokens; this analysis needs {least}": (
-            config.data.block_length < least
-        ),
+        f"has blocks of {length} tokens; this analysis needs {least}": length < least,
     }
     refuse(problems, f"{run.folder} ")
 

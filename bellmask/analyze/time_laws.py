@@ -204,9 +204,7 @@ def measure_schedules(options: SchedulesOptions, progress: Progress) -> dict[str
     """The numbers of every schedule, all for the same times."""
     check_least(options, draws=1)
     if not options.power > 0.5:
-        raise UserError(
-            f"--power {options.power} must be above 0.5: below, the weights' variance is infinite"
-        )
+        raise UserError(f"--power must be above 0.5 for a finite variance, got {options.power}")
     try:
         target = TruncatedGaussian(options.mu, options.sigma)
         Nelbo(target)  # same weights as middle-flat: rejected if its variance overflows

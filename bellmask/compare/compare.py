@@ -89,10 +89,7 @@ def compare(
 ) -> dict[str, Any]:
     """Train every variant (finished runs are reused), write the report, return the results."""
     names = [variant.name for variant in variants]
-    if reference not in names:
-        raise UserError(
-            f"the reference {reference!r} is not among the variants: {', '.join(names)}"
-        )
+    look_up("reference", reference, dict.fromkeys(names))
     if len(variants) < 2:
         raise UserError("a comparison needs at least two variants")
     check_least(options, seeds=1, jobs=1, processes_per_job=1)
@@ -101,9 +98,7 @@ def compare(
     try:
         failed = execute(planned, options, may_fail=len(grid) > 1)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted; the runs are saved, and the same command continues them"
-        ) from None
+        raise KeyboardInterrupt("interrupted; the same command continues") from None
     trained = [run for run in planned if run.folder not in failed]
     for run in planned:  # with a grid some may fail, but every variant needs one that did not
         if run.variant not in {other.variant for other in trained}:
@@ -245,9 +240,7 @@ def report_main(args: Sequence[str]) -> int:
         raise UserError("report needs the folder of a comparison, or run folders")
     if len(folders) == 1:
         if not (folders[0] / PLAN).exists():
-            raise UserError(
-                f"{folders[0]} is not the folder of a comparison; give two or more run folders"
-            )
+            raise UserError(f"{folders[0]} is not a comparison; give two or more run folders")
         (entries, reference, title, failed), out = from_comparison(folders[0]), folders[0]
     else:
         (entries, reference, title, failed), out = from_runs(folders), folders[0].parent / "report"

@@ -116,9 +116,7 @@ def for_comparison(config: RunConfig) -> RunConfig:
     options = config.validation
     interval = Interval.parse(options.every)
     if interval.unit != "steps":
-        raise UserError(
-            "a comparison evaluates all runs at the same steps; give --validation.every in steps"
-        )
+        raise UserError("--validation.every must be in steps, so that runs can be compared")
     if not 0 < interval.amount <= config.train.steps / 2:
         raise UserError(
             f"a comparison needs a curve, but --validation.every {options.every!r} gives none in "
@@ -160,10 +158,7 @@ def _check_fair(config: RunConfig, shared: RunConfig, name: str) -> None:
     for option in mine:
         is_shared = option.startswith(_SAME_FOR_ALL) and option != "data.pads"  # causal: ignored
         if is_shared and mine[option] != theirs[option]:
-            raise UserError(
-                f"variant {name} changes {option}, which must be the same for all"
-                + ("; use --seeds" if option == "train.seed" else "")
-            )
+            raise UserError(f"variant {name} changes {option}, which must be the same for all")
 
 
 # Training unfinished runs, sequentially or in parallel

@@ -30,7 +30,7 @@ from bellmask.storage.build import build_objective, describe_learning
 from bellmask.storage.run_folder import read_config, read_description, read_metrics
 from bellmask.train.planning import StepPlanner
 from bellmask.utils.distributed import World
-from bellmask.utils.errors import UserError
+from bellmask.utils.errors import UserError, look_up
 from bellmask.utils.files import is_finite, is_number, without_nan, write_text
 from bellmask.utils.stats import Estimate, Floats, Labels
 
@@ -246,13 +246,10 @@ def read_run(folder: Path) -> RunRecord:
     lines = _whole_lines(folder / "metrics.jsonl")
     checks, train, laws = ([r for r in lines if r["kind"] == kind] for kind in _READ)
     if not checks or checks[-1]["step"] != config.train.steps:
-        what = f"{folder} has no validation at its last step {config.train.steps}"
-        if config.validation.every == "never":
-            raise UserError(
-                f"{what}: it was trained with --validation.every never; train it again with, e.g., "
-                f"--validation.every '{max(1, config.train.steps // 10)} steps'"
-            )
-        raise UserError(f"{what}; finish it with bellmask resume {folder}")
+        raise UserError(
+            f"{folder} has no validation at its last step {config.train.steps}; finish it with "
+            f"bellmask resume {folder}, or train with another --validation.every"
+        )
     if not train:
         raise UserError(f"{folder / 'metrics.jsonl'} has no training metrics")
     likelihoods = []
@@ -352,8 +349,7 @@ def summarize(entries: Sequence[Entry], reference: str) -> dict[str, Any]:
     check_comparable([entry.record for entry in entries])
     names = list(dict.fromkeys(entry.variant for entry in entries))
     points = list(dict.fromkeys(entry.point for entry in entries))
-    if reference not in names:
-        raise UserError(f"the reference {reference} is not among {', '.join(names)}")
+    look_up("reference", reference, dict.fromkeys(names))
     runs: dict[str, dict[str, Runs]] = {point: {name: {} for name in names} for point in points}
     for entry in entries:
         seeds = runs[entry.point][entry.variant]
@@ -420,10 +416,7 @@ def _variant(name: str, chosen: Mapping[str, Runs], reference: str) -> dict[str,
     for run in runs.values():  # a grid has dropped such runs, unless there is no better one
         diverged = [step for step, nll in zip(run.steps, run.nll) if math.isnan(nll)]
         if diverged:
-            raise UserError(
-                f"{run.folder} diverged: its NLL at step {diverged[0]} is not finite; leave it "
-                "out, or train it with a lower learning rate"
-            )
+            raise UserError(f"{run.folder} diverged at step {diverged[0]}; lower its learning rate")
     paired = sorted(runs.keys() & base.keys())
     if not paired:
         raise UserError(f"{name} and {reference} have no seed in common")

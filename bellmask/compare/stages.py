@@ -117,10 +117,7 @@ def plan_stages(cpt: RunConfig, sft: RunConfig, options: TrainingOptions) -> Sta
     if cpt.sft.train is not None:
         raise UserError("--cpt is continual pretraining on text: omit its --sft options")
     if sft.sft.train is None:
-        raise UserError(
-            "--sft needs prompts and responses: a preset that has them, such as sft_tiny, or "
-            "--sft.train"
-        )
+        raise UserError("--sft needs prompts and responses, as in sft_tiny or by --sft.train")
     trainings.for_comparison(sft)
     variants = parse_variants(VARIANTS)
     # as 'bellmask compare' plans them, which so shares these runs
@@ -204,9 +201,7 @@ def compare_stages(
             trainings.execute(list(map(_as_started, stage)), options)
         outcomes = _outcomes(plan, exam, options.quiet)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            "interrupted; runs and answers are saved, and the same command continues"
-        ) from None
+        raise KeyboardInterrupt("interrupted; the same command continues") from None
     results = without_nan({**_describe(cpt, sft, exam), **summarize_stages(outcomes)})
     write_json(out / "results.json", results, is_quiet=options.quiet)
     write_text(out / "table.md", stage_markdown(results))
@@ -433,9 +428,7 @@ def is_meant(args: Sequence[str]) -> bool:
 
 def main(args: Sequence[str]) -> int:
     if args and not args[0].startswith("-"):
-        raise UserError(
-            f"--suite {SUITE} has two presets: give them as --cpt and --sft, not {args[0]!r}"
-        )
+        raise UserError(f"--suite {SUITE} takes presets as --cpt and --sft, not {args[0]!r}")
     options = parse_command(StagesOptions, args, command=f"compare --suite {SUITE}")
     cpt_name, cpt = _stage("--cpt", options.cpt)
     sft_name, sft = _stage("--sft", options.sft)
@@ -460,18 +453,12 @@ def _stage(option: str, text: str) -> tuple[str, RunConfig]:
     """(name, config) of ``'PRESET --option value'``."""
     words = split_words(text, f"{option} {text!r}")
     if not words or words[0].startswith("-"):
-        raise UserError(
-            f"{option} must begin with a preset, as in {option} '{option[2:]}_tiny --train.steps "
-            f"300'; got {text!r}"
-        )
+        raise UserError(f"{option} must begin with a preset ({option[2:]}_tiny), got {text!r}")
     own, rest = split_args(PresetOptions, words, option)
     options = parse_options(PresetOptions, None, own, option)
     check_shared(words[1:], options.config, where=f"{option}: ")
     for word in words[1:]:
         name = word.split("=")[0].replace("_", "-")
         if option == "--sft" and name in _FROM_CPT:
-            raise UserError(
-                f"--sft: {name} cannot be set: fine-tuning starts from the last step of the "
-                "continual pretraining"
-            )
+            raise UserError(f"--sft: {name} cannot be set: it starts from the last step of --cpt")
     return resolve(options, rest, option)

@@ -148,10 +148,7 @@ def check_shared(args: Sequence[str], files: Sequence[str] = (), where: str = ""
         given += [arg for arg in to_args(read_tree(Path(file))) if arg.startswith("--")]
     for name in given:
         if name.split(".")[0] in OWNED and not name.endswith("divide-by-c"):
-            raise UserError(
-                f"{where}{name} is set by the variants; omit it, or compare a variant of "
-                f"your own: 'NAME={name} ...'"
-            )
+            raise UserError(f"{where}{name} is set by the variants; omit it, or 'LABEL={name} ...'")
 
 
 # Runs are keyed by content, so a variant that is in several suites is trained once.

@@ -129,10 +129,7 @@ def _times(config: RunConfig) -> Iterator[str]:
     framework, law, name = config.framework.name, config.law, config.objective.name
     given = {"law": law, "schedule": config.schedule, "objective": config.objective}
     if framework != "mdm" and given != TIMELESS:
-        yield (
-            f"framework {framework} has no times: omit --law, --schedule and --objective "
-            "and their options"
-        )
+        yield f"framework {framework} has no times: omit --law, --schedule and --objective"
     if law.name == "dirac" and law.mu is not None and not 0 < law.mu <= 1:
         yield f"law dirac needs 0 < law.mu <= 1 (at 0 nothing is masked), got {law.mu}"
     low, high = band_ends(law)
@@ -141,10 +138,7 @@ def _times(config: RunConfig) -> Iterator[str]:
     if law.name == "progress" and name != "bell":
         yield f"law progress is for objective bell, not {name}: it changes while training"
     if law.name == "dirac" and name in ("nelbo", "importance"):
-        yield (
-            f"objective {name} needs a law with a density, and dirac has none; "
-            "choose gaussian, laplace or uniform, or objective bell"
-        )
+        yield f"objective {name} needs a density, and dirac has none; use objective bell"
     if name == "importance" and config.schedule.name != "linear":
         yield f"objective importance is defined for the linear schedule, not {config.schedule.name}"
 

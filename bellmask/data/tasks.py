@@ -369,9 +369,7 @@ BENCHMARKS: dict[str, Benchmark] = {
             "cloze_test_val__spring2016 - cloze_test_ALL_val",
         ),
         caution="the English Story Cloze validation 2016 of XStoryCloze, 1871 stories",
-        advice=" The release itself (cloze_test_val__spring2016.csv) is free, but must be "
-        "requested from its authors: https://cs.rochester.edu/nlp/rocstories. A table with the "
-        "columns sentence1 .. sentence5 serves too.",
+        advice=" Its authors give the release: https://cs.rochester.edu/nlp/rocstories.",
     ),
 }
 """In the order of the mix for fine-tuning."""
@@ -485,10 +483,8 @@ def questions(
             for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            raise UserError(
-                f"{task}, record {number + 1} is not a record of that task: {error!r} in the "
-                f"columns {', '.join(map(str, record))}"
-            ) from None
+            named = ", ".join(record)
+            raise UserError(f"{task}, record {number + 1}: {error!r} in {named}") from None
 
 
 def scored_questions(task: str, records: Sequence[Record], limit: int) -> dict[int, TaskQuestion]:
@@ -557,10 +553,7 @@ def _training(name: str, folder: str | None) -> RecordSource:
         return readers.hub_records(name, HubSplit(repository, "train", config, revision))
     found = _find(Path(folder), (name,), SUFFIXES, f"tasks:{folder}")
     if not found:
-        raise UserError(
-            f"tasks:{folder} has no {name}.jsonl (.json, .parquet, .arrow, nor a folder {name} of "
-            f"such files); add it, or leave the task out with --sft.counts {name}=0"
-        )
+        raise UserError(f"tasks:{folder} has no {name}.jsonl; add it, or --sft.counts {name}=0")
     return readers.record_files(found, name)
 
 
@@ -650,10 +643,7 @@ def find_in(data_dir: str, task: str) -> list[Path]:
     if named := [path for path in found if _names(path, split)]:
         return named
     if training := [path for path in found if _names(path, "train")]:
-        raise UserError(
-            f"{training[0].parent} has {training[0].name} but no {split} split, which is what is "
-            "scored"
-        )
+        raise UserError(f"{training[0].parent} has no {split} split, only {training[0].name}")
     return found
 
 

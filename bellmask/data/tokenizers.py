@@ -112,9 +112,7 @@ class SymbolTokenizer(Tokenizer):
     def encode(self, text: str) -> Ids:
         letters = "".join(text.split())
         if odd := sorted(set(letters) - set(self._letters)):
-            raise UserError(
-                f"symbols:{self.num_tokens} has the letters {self._letters}, not {odd[0]!r}"
-            )
+            raise UserError(f"symbols:{self.num_tokens} has no letter {odd[0]!r}")
         return np.array([self._letters.index(letter) for letter in letters], dtype=np.int64)
 
     def decode(self, ids: Ids) -> str:
@@ -300,9 +298,7 @@ def bpe_size(name: str) -> int:
     """N of ``bpe:N``: all bytes and the special tokens have to fit."""
     size = count_of(name[4:])
     if size is None or not SMALLEST_BPE <= size <= MOST_TOKENS:
-        raise UserError(
-            f"data.tokenizer={name:.40}: write bpe:N with N from {SMALLEST_BPE} to {MOST_TOKENS:,}"
-        )
+        raise UserError(f"data.tokenizer={name:.40}: N of bpe:N is {SMALLEST_BPE} to {MOST_TOKENS}")
     return size
 
 

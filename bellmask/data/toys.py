@@ -318,10 +318,7 @@ def _parse(train: str) -> tuple[str, float]:
     except ValueError:
         number = -1.0
     if not 0 <= number <= highest:
-        raise UserError(
-            f"data.train={train}: the {what} of {TOY_PREFIX}{name} is a number from 0 to "
-            f"{highest:g}; write {TOY_PREFIX}{name}:{default:g}"
-        )
+        raise UserError(f"data.train={train}: the {what} is a number from 0 to {highest:g}")
     return name, number
 
 
@@ -335,10 +332,7 @@ def toy_source(options: DataOptions) -> ToySource:
 def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Blocks]:
     """Training and validation rows, held in memory."""
     if tokenizer.num_tokens != NUM_SYMBOLS:
-        raise UserError(
-            f"data.train={options.train} has {NUM_SYMBOLS} symbols; give "
-            f"--data.tokenizer symbols:{NUM_SYMBOLS}, not {options.tokenizer}"
-        )
+        raise UserError(f"data.train={options.train} needs --data.tokenizer symbols:{NUM_SYMBOLS}")
     values = RunConfig(data=options).flat()
     given = [
         option.flag
@@ -346,9 +340,7 @@ def toy_blocks(options: DataOptions, tokenizer: Tokenizer) -> tuple[Blocks, Bloc
         if path not in _OWN_OPTIONS and values[path] != option.default
     ]
     if given:
-        raise UserError(
-            f"data.train={options.train} is generated, not read from text: omit {', '.join(given)}"
-        )
+        raise UserError(f"data.train={options.train} is not text: omit {', '.join(given)}")
     return _draw(options, "train"), _draw(options, "valid")
 
 

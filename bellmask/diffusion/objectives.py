@@ -50,10 +50,7 @@ class Objective(ABC):
 
 def _check_fixed(name: str, law: laws.TimeLaw) -> None:
     if law.at(0) is not law:
-        raise ValueError(
-            f"objective {name} weighs by the law's density, and {law} changes while training; "
-            "use objective bell"
-        )
+        raise ValueError(f"objective {name} needs a fixed law, not {law}; use objective bell")
 
 
 # Paper: Eq. 1, Eq. 28

@@ -6,9 +6,8 @@ by token; its text up to the first EOS must equal the response, both stripped of
 matters.
 
 The gap to fill has the same length for all examples, so that it does not reveal the length of an
-answer; an answer that does not fit is wrong. With ``length="own"`` the gap has the length of the
-response, rounded up to ``sft.round_to`` as in training, which reveals a little about the answer. An
-exam evaluates several runs on the same examples and caches their answers.
+answer; an answer that does not fit is wrong. An exam evaluates several runs on the same examples
+and caches their answers.
 
 S sampling seeds, B examples, L length.
 """
@@ -22,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,9 +38,6 @@ from bellmask.storage.run_folder import read_description
 from bellmask.utils.progress import NO_PROGRESS, Progress
 from bellmask.utils.stats import Floats, clustered_error, document_clusters
 from bellmask.utils.store import Store, content_key
-
-Gap = int | Literal["own"]
-"""Tokens of the gap for all examples, or each row's own."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,8 @@ class Exam:
 
     examples: Blocks
     tokenizer: Tokenizer
-    length: Gap
+    length: int
+    """Tokens of the gap, for all examples."""
     sampling: Sampling
     seeds: tuple[int, ...]
     batch_size: int = 64
@@ -159,11 +156,11 @@ class Exam:
         """Each row's given part and a gap; a prompt too long for both loses its oldest tokens."""
         tokenizer, has_first = run.tokenizer, run.model.first_maskable > 0
         made = []
-        for row, start, end in self._rows():
-            gap = end - start if self.length == "own" else self.length
-            room = self.examples.block_length - gap
+        gap = torch.full((self.length,), tokenizer.mask_id)
+        for row, start, _ in self._rows():
+            room = self.examples.block_length - self.length
             given, _ = begin_row(row[:start], room, tokenizer, has_first)
-            made.append(torch.cat([torch.from_numpy(given), torch.full((gap,), tokenizer.mask_id)]))
+            made.append(torch.cat([torch.from_numpy(given), gap]))
         return made
 
     def _rows(self) -> Iterator[tuple[Ids, int, int]]:

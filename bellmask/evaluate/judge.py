@@ -13,11 +13,11 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -34,7 +34,7 @@ from bellmask.generate.settings import Sampling
 from bellmask.storage.loading import OWN, LoadOptions, is_export
 from bellmask.storage.run_folder import read_config
 from bellmask.utils import stats
-from bellmask.utils.console import print_lines
+from bellmask.utils.console import plural, print_lines
 from bellmask.utils.errors import UserError, check_least, refuse
 from bellmask.utils.files import check_folder, without_nan, write_text
 from bellmask.utils.progress import progress_bar
@@ -95,8 +95,6 @@ class PairwiseOptions(LoadOptions):
         default_factory=EndpointOptions
     )
     """Endpoint and rate limits of the judge."""
-    style: Literal["auto", "alpaca", "mt-bench", "plain"] = "auto"
-    """Prompt style of the judge; auto: the benchmark's own."""
     price_in: float | None = None
     """US dollars per million input tokens; known for some of OpenAI's models."""
     price_out: float | None = None
@@ -129,15 +127,12 @@ def check_options(options: PairwiseOptions) -> None:
     judge = options.judge.removeprefix(LOCAL)
     a, b = Path(options.a).resolve(), Path(options.b).resolve()
     prices = (options.max_usd, options.price_in, options.price_out)
-    of_endpoint = (options.style, options.endpoint, *prices)
-    is_endpoint_asked = of_endpoint != ("auto", EndpointOptions(), None, None, None)
+    is_default = (options.endpoint, *prices) == (EndpointOptions(), None, None, None)
+    is_misplaced = options.is_local and not is_default
     problems = {
         "--judge needs a name: MODEL at an endpoint, or local:MODEL": not judge.strip(),
         f"A and B are both {options.a}: there is nothing to compare": a == b,
-        "--style, --max-usd, --price-in, --price-out and the endpoint's options (--base-url, "
-        f"...) need a judge at an endpoint, not {options.judge}": (
-            options.is_local and is_endpoint_asked
-        ),
+        "--max-usd, prices and --base-url need a judge at an endpoint": is_misplaced,
     }
     refuse(problems)
     if not options.is_local:
@@ -212,18 +207,12 @@ class EndpointJudge:
                 most = "" if budget.max_usd is None else f" of ${budget.max_usd:g}"
                 print(f"spent ${budget.spent:,.4f}{most}", flush=True)
         if failed:
-            raise judge_endpoint.EndpointError(
-                f"{len(failed)} requests failed ({failed[0]}); the other answers are stored in "
-                f"{self.transcript.path}; the same command sends only the rest"
-            )
+            words = f"{len(failed)} requests failed ({failed[0]}); the same command sends them"
+            raise judge_endpoint.EndpointError(words)
         judged = [self._judged(pair) for pair in pairs]
         records = self._records(judged)
         if records and all("refused" in record for record in records):
-            raise UserError(
-                f"the judge at {self.options.url()} rejected all requests: "
-                f"{records[0]['refused']}; this is stored in {self.transcript.path}: delete those "
-                "lines to try again"
-            )
+            raise UserError(f"the judge rejected all requests: {records[0]['refused']}")
         return judged
 
     def _judged(self, pair: Pair) -> Judged:
@@ -357,10 +346,8 @@ class LocalJudge:
         num_cut = sum(any(score["is_cut"] for score in scores) for scores in both)
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
         lines = {
-            f"{num_cut} of {len(judged)} pairs did not fit into the judge's context: the end of "
-            "the answer was cut off and not counted (unreadable if nothing was left).": num_cut,
-            f"In {num_inexact} of {len(judged)} pairs the request's tokens change when the answer "
-            "follows, so its likelihood is approximate.": num_inexact,
+            f"{num_cut} of {len(judged)} pairs did not fit into the judge's context.": num_cut,
+            f"{num_inexact} of {len(judged)} pairs are approximate.": num_inexact,
         }
         return {"fingerprint": self._fingerprint}, [line for line, count in lines.items() if count]
 
@@ -370,20 +357,16 @@ class LocalJudge:
 # The preference for A is a logistic function of a constant and tanh(length difference / its
 # standard deviation); its prediction at difference 0 is the length-controlled win rate. Two terms,
 # because instruction difficulties and calibration rows of AlpacaEval's model are specific to its
-# own baseline. The fit has no penalty, so that the rate is not pulled to one half; if no finite
-# fit exists, a small ridge is used and the result says so. Swapping A and B turns a rate r into
-# exactly 1 - r.
+# own baseline. The fit has no penalty, so that the rate is not pulled to one half; where no finite
+# fit exists there is no rate. Swapping A and B turns a rate r into exactly 1 - r.
 #
 # N judged answers.
 
-RIDGE = 0.01
-"""Weight of |b|²/2 in the summed loss; used only if the answers separate perfectly."""
 SURE = 1e-6
 """A preference this close to 0 or 1 counts as certain in the separation test."""
 SMALLEST_STEP = 1e-11
 """Convergence tolerance of the coefficients."""
 MAX_STEPS = 100
-SAME_DIFFERENCE = "all length differences are equal: the effect of length cannot be estimated"
 
 
 @dataclass(frozen=True)
@@ -394,15 +377,8 @@ class LengthControlled:
     """nan if the effect of length cannot be separated."""
     error: float = float("nan")
     """Standard error over tasks; nan where there is none."""
-    constant: float = float("nan")
-    slope: float = float("nan")
-    """Of tanh(length difference / scale): above 0, longer answers win more often."""
-    scale: float = 0.0
-    """Standard deviation of the length differences, in characters."""
     note: str | None = None
     """A note on this number."""
-    is_usable: bool = True
-    """False if the rate depends on the ridge or is an extrapolation."""
 
 
 # Paper: Table 5
@@ -416,43 +392,21 @@ def two_term(
     """
     y_N, difference_N = preference, length_a - length_b
     if not len(y_N):
-        return LengthControlled(note="nothing was judged", is_usable=False)
-    scale = float(difference_N.std(ddof=1)) if len(y_N) > 1 else 0.0
-    if scale:
-        found = _with_slope(y_N, difference_N / scale, cluster)
-    elif difference_N[0]:
-        found = LengthControlled(note=SAME_DIFFERENCE)
-    else:
-        rate = float(y_N.mean())
-        with np.errstate(divide="ignore"):
-            constant = float(np.log(rate) - np.log1p(-rate))
-        note = "all answers have the length of their rivals: the plain win rate"
-        found = LengthControlled(rate, clustered_error(y_N, cluster), constant, 0.0, note=note)
-    notes, is_usable = [found.note], found.is_usable
+        return LengthControlled(note="nothing was judged")
     for word, is_beyond in (("shorter", difference_N < 0), ("longer", difference_N > 0)):
         if is_beyond.all():
-            reach = "so equal length is an extrapolation"
-            notes.append(f"A's answers are all {word} than B's, {reach}")
-            is_usable = False
-    if not is_usable and np.isfinite(found.value):
-        notes.append("the fitted rate is in judge.json only")
-    joined = "; ".join(filter(None, notes)) or None
-    return replace(found, scale=scale, note=joined, is_usable=is_usable)
-
-
-def _with_slope(y_N: Floats, difference_N: Floats, cluster: Labels) -> LengthControlled:
-    x_N2 = np.stack([np.ones(len(y_N)), np.tanh(difference_N)], axis=1)
-    is_separated = separates(x_N2[:, 1], y_N)
-    b_2 = fit(x_N2, y_N, ridge=RIDGE if is_separated else 0.0)
-    rate, constant, slope = float(sigmoid(b_2[:1])[0]), float(b_2[0]), float(b_2[1])
-    if is_separated:
-        note = (
-            f"wins and losses separate perfectly, so no finite fit exists: fitted with a ridge of "
-            f"{RIDGE}, without a standard error"
-        )
-        return LengthControlled(rate, constant=constant, slope=slope, note=note, is_usable=False)
-    error = rate * (1 - rate) * float(np.sqrt(sandwich(x_N2, y_N, b_2, cluster)[0, 0]))
-    return LengthControlled(rate, error, constant, slope)
+            return LengthControlled(note=f"A's answers are all {word} than B's")
+    if not difference_N.any():
+        note = "all answers have the length of their rivals: the plain win rate"
+        return LengthControlled(float(y_N.mean()), clustered_error(y_N, cluster), note)
+    x_N = np.tanh(difference_N / difference_N.std(ddof=1))
+    if separates(x_N, y_N):
+        return LengthControlled(note="wins and losses separate perfectly: no finite fit exists")
+    x_N2 = np.stack([np.ones(len(y_N)), x_N], axis=1)
+    b_2 = fit(x_N2, y_N)
+    rate = float(sigmoid(b_2[:1])[0])
+    variance_22 = sandwich(x_N2, y_N, b_2, cluster)
+    return LengthControlled(rate, rate * (1 - rate) * float(np.sqrt(variance_22[0, 0])))
 
 
 def separates(x_N: Floats, y_N: Floats) -> bool:
@@ -471,21 +425,20 @@ def sigmoid(x: Floats) -> Floats:
     return np.exp(-np.logaddexp(0.0, -x))
 
 
-def fit(x_NK: Floats, y_N: Floats, *, ridge: float = 0) -> Floats:
-    """Coefficients of a logistic regression on soft labels, which minimize the summed loss +
-    ridge |b|^2 / 2: Newton steps, halved where one increases it.
+def fit(x_NK: Floats, y_N: Floats) -> Floats:
+    """Coefficients of a logistic regression on soft labels: Newton steps, halved where one
+    increases the summed loss.
     """
 
     def objective(b_K: Floats) -> float:
         z_N = x_NK @ b_K
-        return float((np.logaddexp(0.0, z_N) - y_N * z_N).sum() + ridge / 2 * b_K @ b_K)
+        return float((np.logaddexp(0.0, z_N) - y_N * z_N).sum())
 
     b_K = np.zeros(x_NK.shape[1])
     for _ in range(MAX_STEPS):
         p_N = sigmoid(x_NK @ b_K)
-        slope_K = x_NK.T @ (p_N - y_N) + ridge * b_K
-        bend_KK = _bend(x_NK, p_N) + ridge * np.eye(len(b_K))
-        step_K = -np.linalg.pinv(bend_KK, hermitian=True) @ slope_K
+        slope_K = x_NK.T @ (p_N - y_N)
+        step_K = -np.linalg.pinv(_bend(x_NK, p_N), hermitian=True) @ slope_K
         now, share = objective(b_K), 1.0
         while objective(b_K + share * step_K) > now and share > SMALLEST_STEP:
             share /= 2
@@ -517,10 +470,6 @@ def sandwich(x_NK: Floats, y_N: Floats, b_K: Floats, cluster_N: Labels) -> Float
 # Win rates of judged pairs → the numbers of judge.json: of each seed, and over seeds (Table 5).
 
 COUNTS = {"wins": "win", "losses": "loss", "ties": "tie", "unreadable": "unreadable"}
-PARTS: dict[str, Callable[[Judged], str]] = {
-    "by_category": lambda one: one.pair.task.category,
-    "by_turn": lambda one: str(one.pair.turn + 1),
-}
 ZERO = 1e-12
 """Smaller errors are 0 up to rounding."""
 
@@ -563,57 +512,30 @@ def count_results(judged: Sequence[Judged]) -> dict[str, int]:
     return {name: results[result] for name, result in COUNTS.items()}
 
 
-def split(judged: Sequence[Judged], part: str) -> dict[str, list[Judged]]:
-    """By category or turn, in the benchmark's order."""
-    groups: dict[str, list[Judged]] = {}
-    for one in judged:
-        groups.setdefault(PARTS[part](one), []).append(one)
-    return groups
-
-
 def seed_numbers(judged: Sequence[Judged]) -> Numbers:
     """Rates of one seed; each headline has a value and its standard error over tasks."""
-
-    def rates(judged: Sequence[Judged]) -> Numbers:
-        found = win_rates(judged).items()
-        return {name: {"value": rate.value, "error": rate.se} for name, rate in found}
-
-    numbers: Numbers = {
+    rates = win_rates(judged).items()
+    return {
         "counts": count_results(judged),
-        **rates(judged),
+        **{name: {"value": rate.value, "error": rate.se} for name, rate in rates},
         "length_controlled": asdict(two_term(*columns(judged))),
         "mean_length_a": float(np.mean([len(one.pair.answers_a[-1]) for one in judged])),
         "mean_length_b": float(np.mean([len(one.pair.answers_b[-1]) for one in judged])),
     }
-    for part in PARTS:
-        groups = split(judged, part).items()
-        numbers[part] = {name: count_results(group) | rates(group) for name, group in groups}
-    return numbers
 
 
-def summarize(results: Sequence[Numbers], judged: Sequence[Sequence[Judged]]) -> Numbers:
-    """Mean ± deviation over seeds of every headline that there is, and of categories and turns.
+def summarize(results: Sequence[Numbers], judged: Sequence[Judged]) -> Numbers:
+    """Mean ± deviation over seeds of every headline that there is.
 
-    ``judged`` holds the outcomes of each seed: errors over tasks come from all of them together,
+    ``judged`` holds the outcomes of all seeds: errors over tasks come from all of them together,
     around the rate of all. A task is one cluster, whichever the seed.
     """
-    everything = [one for seed in judged for one in seed]
-    rates, pooled = win_rates(everything), two_term(*columns(everything))
+    rates, pooled = win_rates(judged), two_term(*columns(judged))
     rates["length_controlled"] = Estimate(pooled.value, pooled.error, rates["win_rate"].n)
-    found = {
+    return {
         name: _over_seeds([result[name] for result in results], _known_error(rate))
         for name, rate in rates.items()
     }
-    is_usable = all(result["length_controlled"]["is_usable"] for result in results)
-    found["length_controlled"]["is_usable"] = is_usable
-    for part in PARTS:
-        found[part] = {}
-        for name, group in split(everything, part).items():
-            found[part][name] = count_results(group) | {
-                rate: _over_seeds([one[part][name][rate] for one in results], _known_error(value))
-                for rate, value in win_rates(group).items()
-            }
-    return found
 
 
 def _known_error(rate: Estimate) -> float | None:
@@ -641,10 +563,7 @@ def chosen_benchmark(options: PairwiseOptions) -> Benchmark:
     is_asked = options.benchmark == "alpaca-eval" and options.data_dir is None
     if is_asked and Path(options.a).is_file() and Path(options.b).is_file():
         found = judge_prompts.alpaca_of_outputs(Path(options.a))
-        logger.info(
-            f"judging answers to the {len(found.tasks)} instructions in {options.a}; for others "
-            "give --data-dir or --benchmark FILE"
-        )
+        logger.info(f"judging answers to the {len(found.tasks)} instructions in {options.a}")
     else:
         cache = cache_folder(options.cache_dir)
         found = judge_prompts.open_benchmark(options.benchmark, options.data_dir, cache)
@@ -678,8 +597,7 @@ def open_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge 
 
 def endpoint_judge(options: PairwiseOptions, benchmark: Benchmark) -> EndpointJudge:
     """Reject tasks that a style does not support, before they are answered."""
-    name = benchmark.style if options.style == "auto" else options.style
-    style = judge_prompts.open_style(name, cache_folder(options.cache_dir))
+    style = judge_prompts.open_style(benchmark.style, cache_folder(options.cache_dir))
     empty = [("",) * len(task.turns) for task in benchmark.tasks]
     for pair in judge_prompts.pairs_of(benchmark.tasks, empty, empty):
         style.write(pair, True)
@@ -703,36 +621,24 @@ def percent(value: float | None, spread: float | None = None) -> str:
 
 
 def tables(numbers: Numbers) -> list[Table]:
-    """Table 5's rates, the outcomes of each seed, and those of each category and turn."""
+    """Table 5's rates, and the outcomes of each seed."""
     names = f"{numbers['a']['name']} against {numbers['b']['name']}"
     count = len(numbers["seeds"])
     over = "one seed" if count == 1 else f"mean ± deviation of {count} seeds"
-    columns = ["%", over, "standard error over tasks"]
     rates = []
     for name, title in TITLES.items():
         rate = numbers["over_seeds"][name]
-        shown = [percent(rate["mean"], rate["deviation"]), percent(rate["error"])]
-        # a number without data is misleading
-        rates.append([title, *(shown if rate.get("is_usable", True) else "--")])
-    found = [Table(f"{names}, by {numbers['judge']['label']}", columns, rates)]
+        rates.append([title, percent(rate["mean"], rate["deviation"]), percent(rate["error"])])
     outcomes = []
     for seed, result in zip(numbers["seeds"], numbers["results"], strict=True):
         counts = [str(result["counts"][name]) for name in COUNTS]
         lengths = [f"{result[f'mean_length_{side}']:.0f}" for side in "ab"]
         outcomes.append([str(seed), *counts, *lengths])
-    columns = ["seed", *COUNTS, "characters of A", "of B"]
-    found += [Table("Outcomes for A", columns, outcomes)]
-    for name in PARTS:
-        word = name.removeprefix("by_")
-        rows = []
-        for label, one in numbers["over_seeds"][name].items():
-            counts = [str(one[count]) for count in COUNTS]
-            shown = [percent(one[r]["mean"], one[r]["deviation"]) for r in ("win_rate", "non_tie")]
-            rows.append([label, *counts, *shown])
-        if len(rows) > 1:
-            columns = [word, *COUNTS, "win rate, %", "non-tie, %"]
-            found += [Table(f"By {word}, all seeds", columns, rows)]
-    return found
+    title = f"{names}, by {numbers['judge']['label']}"
+    return [
+        Table(title, ["%", over, "standard error over tasks"], rates, notes(numbers)),
+        Table("Outcomes for A", ["seed", *COUNTS, "characters of A", "of B"], outcomes),
+    ]
 
 
 def notes(numbers: Numbers) -> list[str]:
@@ -750,8 +656,9 @@ def notes(numbers: Numbers) -> list[str]:
         ]
     if unreadable := sum(result["counts"]["unreadable"] for result in results):
         lines += [f"{unreadable} pairs without a readable verdict are excluded from all rates."]
-    why = dict.fromkeys(result["length_controlled"]["note"] for result in results)
-    lines += [f"Win rate, {TITLES['length_controlled']}: {note}." for note in why if note]
+    why = Counter(result["length_controlled"]["note"] for result in results)
+    seeds = f"of {plural(len(results), 'seed')}"
+    lines += [f"Length-controlled, {count} {seeds}: {note}." for note, count in why.items() if note]
     return [*lines, *numbers["cautions"]]
 
 
@@ -797,10 +704,7 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
     if options.length is not None:
         return options.length
     if not (Path(name) / "run.json").is_file():
-        raise UserError(
-            f"{name} is not a run or export; for a model on the hub the estimate needs the "
-            "length of answers: give --length (tokens)"
-        )
+        raise UserError(f"{name} is neither run nor export: give --length for the estimate")
     config = read_config(Path(name), OWN if is_export(Path(name)) else "")
     return default_length(Path(name), config.data.block_length)
 
@@ -841,7 +745,7 @@ def _pairwise(options: PairwiseOptions) -> None:
         "num_tasks": len(benchmark.tasks),
         "judge": {"label": judge.label, "is_local": options.is_local, **about_judge},
         "seeds": seeds,
-        "over_seeds": summarize(results, list(judged.values())),
+        "over_seeds": summarize(results, everything),
         "results": results,
         "cautions": cautions,
     }
@@ -861,14 +765,12 @@ def _pairwise(options: PairwiseOptions) -> None:
         for seed, mine in judged.items()
         for one in mine
     ]
-    main_table, *others = tables(numbers)
-    with_notes = replace(main_table, title="", notes=notes(numbers))
-    page = markdown_page(main_table.title, with_notes, *others)
+    main_table, outcomes = tables(numbers)
+    page = markdown_page(main_table.title, replace(main_table, title=""), outcomes)
     write_results(folder, numbers, "judge", md=page)
     write_text(folder / "verdicts.jsonl", "".join(json.dumps(one) + "\n" for one in verdicts))
-    for table in (main_table, *others):
+    for table in (outcomes, main_table):
         table.print()
-    print_lines(notes(numbers))
     print(f"written: judge.json, judge.md and verdicts.jsonl in {folder}", file=sys.stderr)
 
 

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 # Endpoint, rate limits and API key of a judge.
 
 OPENAI_URL = "https://api.openai.com/v1"
+KEY = "OPENAI_API_KEY"
+"""Environment variable with the key."""
 NO_KEY = "none"
 """Sent to servers without a key, because the protocol requires one."""
 
@@ -49,9 +51,8 @@ class EndpointOptions:
 
     base_url: str | None = None
     """Base URL of an OpenAI-compatible API, without /chat/completions; default:
-    OPENAI_BASE_URL, else OpenAI's own."""
-    key_variable: str = field(default="OPENAI_API_KEY", repr=False)
-    """Environment variable with the API key. If unset and a base URL is given, no key is sent."""
+    OPENAI_BASE_URL, else OpenAI's own. The key is read from OPENAI_API_KEY; without one, none is
+    sent to such a server."""
     requests_per_minute: float | None = None
     """Rate limit over all threads, including retries; default: no limit."""
     num_threads: int = 8
@@ -86,22 +87,12 @@ class EndpointOptions:
 
     def key(self) -> str:
         """The key, or a placeholder for servers without one."""
-        key = os.environ.get(self.key_variable, "").strip()
-        shown = shown_variable(self.key_variable)
+        key = os.environ.get(KEY, "").strip()
         if not key and not (self.base_url or os.environ.get("OPENAI_BASE_URL")):
-            raise UserError(
-                f"{shown} is not set; put the endpoint's key there, or give the --base-url of a "
-                "server that needs none"
-            )
+            raise UserError(f"{KEY} is not set; put the endpoint's key there, or give --base-url")
         if not (key.isascii() and key.isprintable()) or " " in key:
-            raise UserError(f"{shown} is not a valid key: it has spaces or unusual characters")
+            raise UserError(f"{KEY} is not a valid key: it has spaces or unusual characters")
         return key or NO_KEY
-
-
-def shown_variable(name: str) -> str:
-    """A variable's name; anything else is hidden, because it may be the key itself."""
-    is_name = re.fullmatch(r"[A-Z_][A-Z0-9_]{0,60}", name) is not None
-    return f"the environment variable {name}" if is_name else "what --key-variable names"
 
 
 # A request to a chat-completions endpoint, and its reply.
@@ -234,9 +225,9 @@ ABOUT_THE_TEXT = ("context_length_exceeded", "content_filter", "content_policy_v
 """Errors caused by the prompt, not the settings: other requests may succeed."""
 BILLING = "the account has no credit left, see its billing page"
 ADVICE = {
-    401: "check the key in {variable}",
+    401: f"check the key in {KEY}",
     402: BILLING,
-    403: "check that the key in {variable} may use this model",
+    403: f"check that the key in {KEY} may use this model",
     404: "check --judge (the model's name) and --base-url (it often ends in /v1)",
 }
 """Other statuses point to wrong settings."""
@@ -416,17 +407,11 @@ class Endpoint:
         if failure.then == "mistake":
             raise UserError(f"{where} rejects requests: {failure.words}")
         if failure.wait > LONGEST_RETRY_AFTER:
-            raise EndpointError(
-                f"{where} asks to wait {failure.wait:,.0f} s ({failure.words}); "
-                "run the same command again later"
-            )
+            raise EndpointError(f"{where} asks to wait {failure.wait:,.0f} s ({failure.words})")
         if failures < self._most():
             return
         if not self._was_reached:
-            raise EndpointError(
-                f"no server responds at {self.name} ({failure.words}, attempts: {failures}); check "
-                "--base-url and that the server is running"
-            )
+            raise EndpointError(f"no server responds at --base-url {self.name} ({failure.words})")
         raise RequestFailed(f"no answer after {failures} attempts; last: {failure.words}")
 
     def _exchange(self, request: ChatRequest, refused: frozenset[str]) -> Reply | Failure:
@@ -440,8 +425,7 @@ class Endpoint:
             return Failure(self._clean(str(error)), may_be_billed=True)
         except sdk.APIStatusError as error:
             failure = status_failure(error, sent)
-            words = failure.words.replace("{variable}", shown_variable(self.options.key_variable))
-            return replace(failure, words=self._clean(words))
+            return replace(failure, words=self._clean(failure.words))
         except sdk.APIConnectionError as error:
             cause = error.__cause__ or error
             words = self._clean(str(cause)) or type(error).__name__
@@ -506,10 +490,7 @@ class Budget:
         if max_usd is not None and not (math.isfinite(max_usd) and max_usd > 0):
             raise UserError(f"--max-usd must be above 0, got {max_usd}")
         if max_usd is not None and prices is None:
-            raise UserError(
-                f"--max-usd needs prices, and none are known for {model} at this endpoint: give "
-                "--price-in and --price-out (US dollars per million tokens)"
-            )
+            raise UserError(f"--max-usd needs prices of {model}: give --price-in and --price-out")
         self.prices, self.max_usd, self.model = prices, max_usd, model
         self.spent = 0.0
         self._under_way: list[float] = []
@@ -534,10 +515,7 @@ class Budget:
         size = f"about {num_input:,} tokens in, at most {num_output:,} out"
         words = f"estimate: {len(requests):,} requests, {size}, {cost}"
         if self.max_usd is not None and usd > self.max_usd:
-            raise UserError(
-                f"--max-usd {self.max_usd:g} is not enough; {words}. Increase it, or reduce "
-                "--tasks or --seeds; nothing was sent"
-            )
+            raise UserError(f"--max-usd {self.max_usd:g} is not enough; {words}; nothing was sent")
         return words
 
     def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
@@ -611,10 +589,7 @@ class Transcript:
         try:  # two processes with one transcript would send the same requests
             lock = FileLock(self.path.with_suffix(".lock")).acquire(blocking=False)
         except Timeout:
-            raise UserError(
-                f"another process is using {self.path}; wait for it, then run this again: "
-                "it reuses the answers there"
-            ) from None
+            raise UserError(f"another process is using {self.path}; wait for it") from None
         with lock:
             self.store = Store(self.path, _is_right)  # another process may have answered some
             missing = self.missing(requests)

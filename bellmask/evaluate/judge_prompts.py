@@ -122,10 +122,7 @@ def _open_alpaca(data_dir: str | None) -> Benchmark:
     path = _alpaca_from_hub() if data_dir is None else _alpaca_in(Path(data_dir))
     found = alpaca_of_outputs(path)
     if found.name != "alpaca-eval":
-        raise UserError(
-            f"{path} has {len(found.tasks)} instructions, AlpacaEval has {NUM_INSTRUCTIONS}; to "
-            f"judge answers to other instructions give the file itself: --benchmark {path}"
-        )
+        raise UserError(f"{path} is not AlpacaEval; for other tasks give it as --benchmark {path}")
     return found
 
 
@@ -142,21 +139,14 @@ def _alpaca_in(folder: Path) -> Path:
     roots = (folder, folder / "alpaca_eval")
     found = [path for root in roots for name in patterns for path in sorted(root.glob(name))]
     if not found:
-        raise UserError(
-            f"--data-dir {folder} has neither {ALPACA_FILE} nor a model_outputs.json; download "
-            f"{ALPACA_FILE} from the data set {ALPACA_REPOSITORY} on the hub and put it there"
-        )
+        raise UserError(f"--data-dir {folder} has neither {ALPACA_FILE} nor a model_outputs.json")
     return found[0]
 
 
 def _alpaca_from_hub() -> Path:
     logger.info("looking for %s of %s on the hub", ALPACA_FILE, ALPACA_REPOSITORY)
     # not installed, no network, no such file, no right to it
-    with quiet(
-        f"cannot fetch {ALPACA_FILE} of {ALPACA_REPOSITORY} from the hub, which needs pip install "
-        "'bellmask[text]' and a network; offline give the folder that holds it (or any "
-        "model_outputs.json of AlpacaEval), --data-dir FOLDER"
-    ):
+    with quiet(f"cannot fetch {ALPACA_FILE} from the hub; give its folder with --data-dir"):
         from huggingface_hub import hf_hub_download
 
         return Path(hf_hub_download(ALPACA_REPOSITORY, ALPACA_FILE, repo_type="dataset"))
@@ -601,11 +591,8 @@ class RunSide:
         elif not self._answerer.knows_turns and any(len(t.turns) > 1 for t in benchmark.tasks):
             lines.append(f"{self.name} was fine-tuned on single requests: later turns are new.")
         if num_cut := sum(self._store[self._key(*place)]["is_cut"] for place in places):
-            rows = self._answerer.run.config.data.block_length
-            lines.append(
-                f"{self.name}: {num_cut} of {len(places)} requests did not fit into rows of {rows} "
-                "tokens and lost their oldest tokens."
-            )
+            cut = f"{num_cut} of {len(places)} requests"
+            lines.append(f"{self.name}: {cut} did not fit and lost their oldest tokens.")
         return lines
 
 

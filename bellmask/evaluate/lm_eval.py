@@ -81,8 +81,6 @@ class HarnessOptions(RequestOptions):
     """Folder with TASK.jsonl (.json, .parquet, .arrow), or with folders TASK of such files."""
     stock: bool = False
     """Use lm-eval's own data from the hub; allows all of its tasks."""
-    bootstraps: int = 1000
-    """Bootstrap resamples for standard errors without a formula (perplexity)."""
     cache: str | None = None
     """Folder for downloads; default: $BELLMASK_CACHE or ~/.cache/bellmask."""
     out: str | None = None
@@ -93,7 +91,7 @@ def _check(options: HarnessOptions) -> None:
     check_folder(options.out)
     if not options.runs:
         raise UserError("lm-eval needs a run folder: bellmask lm-eval RUN")
-    check_least(options, limit=1, bootstraps=1)
+    check_least(options, limit=1)
     if options.stock and options.data_dir is not None:
         raise UserError("--stock reads from the hub and cannot be combined with --data-dir")
     options.check()
@@ -125,12 +123,7 @@ def write_overlays(folder: Path, options: HarnessOptions) -> list[str]:
     names = []
     for name, source in sources.items():
         if source is None and tasks:
-            place = options.data_dir or "DIR"
-            raise UserError(
-                f"{name} is in no wheel: put {name}.jsonl (.json, .parquet, .arrow, or a folder "
-                f"{name} of such files) into {place} and give --data-dir {place}; or read it from "
-                "the hub with --stock"
-            )
+            raise UserError(f"{name} is in no wheel: give --data-dir with {name}.jsonl, or --stock")
         if source is not None:
             stock, split = STOCK[name], BENCHMARKS[name].hub.split
             source = {"split": split, "limit": options.limit, **source}
@@ -311,12 +304,11 @@ def _measure(harness: ModuleType, options: HarnessOptions, world: World, folder:
         requests = _request_options(options)
         runs = by_folder(options.runs).items()
         models = {name: harness.BellmaskLM(run=str(place), **requests) for name, place in runs}
-        how = {"limit": options.limit, "bootstrap_iters": options.bootstraps}
         found = {}
         for name, model in models.items():
             tell(f"{name}: {', '.join(tasks)} ...", sys.stderr)  # lm-eval's own lines are silenced
             model.world = world
-            found[name] = harness.evaluate_tasks(model, tasks, include, **how)
+            found[name] = harness.evaluate_tasks(model, tasks, include, options.limit)
     if not world.is_main:
         return
     numbers = _results(options, models, found)

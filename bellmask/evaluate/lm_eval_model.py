@@ -60,6 +60,8 @@ logger = logging.getLogger(__name__)
 WHERE = "--model_args of the model bellmask"
 FORMAT = 3
 """Increased when code changes the measurement: old answers are not reused."""
+BOOTSTRAPS = 1000
+"""Resamples for standard errors that have no formula, such as perplexity's."""
 CHUNK = 128
 """Requests that are answered before the answers are stored."""
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
@@ -126,8 +128,6 @@ class TaskFacts:
     """Statistics of a task's requests."""
 
     scores: list[scorer.Score] = field(default_factory=list)
-    passes: dict[str, int] = field(default_factory=dict)
-    """Rows through the network, by cached answer."""
     cut: set[int] = field(default_factory=set)
     """Questions whose gold answer is longer than any gap: it cannot be written."""
     shortened: set[int] = field(default_factory=set)
@@ -283,10 +283,7 @@ class BellmaskLM(LM):
             for key, score in zip(chunk, scores, strict=True):
                 if not math.isfinite(score.log_probability):
                     request = asked[key][0]
-                    raise UserError(
-                        f"{request.task_name}, document {request.doc_id}: the model gives a choice "
-                        f"the log-probability {score.log_probability}; its weights are damaged"
-                    )
+                    raise UserError(f"{request.task_name}: a log-probability is not finite")
             return list(map(asdict, scores))
 
         self._answer(
@@ -297,9 +294,7 @@ class BellmaskLM(LM):
             records = [self._answers[key] for key in own_keys]
             scores = [scorer.Score(**{k: v for k, v in r.items() if k != "key"}) for r in records]
             made.append(scorer.add_up(scores))
-            facts = self.facts[str(request.task_name)]
-            facts.scores.append(made[-1])
-            facts.passes.update((key, s.num_passes) for key, s in zip(own_keys, scores))
+            self.facts[str(request.task_name)].scores.append(made[-1])
         return made
 
     def _is_greedy(self, windows: Sequence[Sequence[scorer.Request]]) -> list[bool]:
@@ -472,10 +467,7 @@ class BellmaskLM(LM):
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
         """Rejected: special tokens would become plain text."""
-        raise UserError(
-            "the model bellmask takes prompts as plain text: omit --apply_chat_template; "
-            "bellmask evaluate --suite paper writes prompts as in fine-tuning"
-        )
+        raise UserError("omit --apply_chat_template: bellmask takes prompts as plain text")
 
     def get_model_info(self) -> dict[str, Any]:
         """Model information that lm-eval writes with its results."""
@@ -610,17 +602,16 @@ def _task_manager(tasks: Sequence[str], include: Path | None) -> Any:
 
 
 def evaluate_tasks(
-    model: LM, tasks: Sequence[str], include: Path | None = None, **how: Any
+    model: LM, tasks: Sequence[str], include: Path | None = None, limit: int | None = None
 ) -> dict[str, Any]:
-    """lm-eval's results on tasks: those of a folder of YAML files, or the stock ones.
-
-    ``limit`` and ``bootstrap_iters`` (resamples for standard errors that have no formula, such as
-    perplexity's) are those of ``simple_evaluate``, which returns nothing but on the main process.
+    """lm-eval's results on the first documents of tasks: those of a folder of YAML files, or the
+    stock ones. Nothing but on the main process.
     """
     from lm_eval.evaluator import simple_evaluate
 
     with quiet_lm_eval():
-        how |= {"task_manager": _task_manager(tasks, include), "log_samples": False}
+        how = {"task_manager": _task_manager(tasks, include), "log_samples": False}
+        how |= {"limit": limit, "bootstrap_iters": BOOTSTRAPS}
         return simple_evaluate(model=model, tasks=list(tasks), **how) or {}
 
 

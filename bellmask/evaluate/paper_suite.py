@@ -372,7 +372,6 @@ class Suite:
                 facts = self._models[name].facts[task]
                 results[name] = {
                     "scores": summary(found[task], reference),
-                    "num_passes": sum(facts.passes.values()),
                     "exact_share": facts.exact_share,
                     "num_cut": len(facts.cut),
                     "num_shortened": len(facts.shortened),
@@ -425,11 +424,8 @@ def notes(numbers: Numbers) -> list[str]:
     if seeds == 1:
         lines = ["One evaluation seed: no deviation."]
     if len(models) > 1:
-        lines.append(
-            f"In brackets: difference to {first}; * marks more than {SURE} standard errors over "
-            f"at least {FEWEST_QUESTIONS} questions (paired; one training run each). Bold: best "
-            "model."
-        )
+        sure = f"more than {SURE} standard errors over at least {FEWEST_QUESTIONS} questions"
+        lines.append(f"In brackets: difference to {first}, paired; * {sure}. Bold: best model.")
     if any(task["gives_length"] for task in tasks):
         lines.append(f"{MARK} The model is given the number of tokens of the gold answer.")
     lines += [f"{t['note']}; {t['num_questions']:,} questions, {t['origin']}." for t in tasks]
@@ -526,8 +522,8 @@ def main_table(numbers: Numbers) -> Table:
     return Table(title, ["model", *map(_title, tasks)], rows, notes(numbers))
 
 
-def full_rows(numbers: Numbers) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows): every score of every model, with both errors and the paired difference."""
+def full_table(numbers: Numbers) -> Table:
+    """Every score of every model, with both errors and the paired difference."""
     columns = ["task", "score", "model", "mean", "deviation", "error", "difference ± error"]
     rows = []
     for task in numbers["tasks"]:
@@ -538,33 +534,13 @@ def full_rows(numbers: Numbers) -> tuple[list[str], list[list[str]]]:
                 gap = found.get("difference")
                 change = "-" if gap is None else _change(gap, gap["error"], " *")
                 rows.append([task["title"], NAMES[score], model["name"], *three, change])
-    return columns, rows
-
-
-def other_rows(numbers: Numbers) -> tuple[list[str], list[list[str]]]:
-    """(columns, rows): the scores that are not in Table 4, models side by side."""
-    names = [model["name"] for model in numbers["models"]]
-    rows = []
-    for task in numbers["tasks"]:
-        results = [task["results"][name]["scores"] for name in names]
-        for score in results[0]:
-            if score != task["main"]:
-                cells = [plus_minus(r[score]["mean"], r[score]["deviation"]) for r in results]
-                rows.append([f"{task['title']}: {NAMES[score]}", *cells])
-    return ["score", *names], rows
-
-
-def show(numbers: Numbers) -> None:
-    """Table 4, the other scores and the notes, on the screen."""
-    main = main_table(numbers)
-    replace(main, notes=()).print()
-    Table("other scores", *other_rows(numbers), main.notes).print()
+    return Table("Every score", columns, rows)
 
 
 def markdown(numbers: Numbers) -> str:
     """Table 4 and the notes as a page, then every score with its errors."""
     main = replace(main_table(numbers), title="")
-    return markdown_page("Downstream benchmarks", main, Table("Every score", *full_rows(numbers)))
+    return markdown_page("Downstream benchmarks", main, full_table(numbers))
 
 
 # The command
@@ -636,5 +612,5 @@ def _measure(options: PaperOptions, world: World, folder: Path) -> None:
     about = {name: getattr(options, name) for name in told}
     numbers = {"suite": "paper", **about, **found, "missing": missing}
     write_results(folder, numbers, "paper", md=markdown(numbers), tex=main_table(numbers).latex())
-    show(numbers)
+    main_table(numbers).print()
     print(f"written: {folder}/paper.json, paper.md, paper.tex; all answers in {folder}/cache")

@@ -73,10 +73,7 @@ class Estimator:
         look_up("estimator", self.estimator, dict.fromkeys(get_args(Kind)))
         check_least(self, draws=1, batch_tokens=1)
         if not 0 <= self.longest_exact <= MOST_EXACT:
-            raise UserError(
-                f"--longest-exact must be from 0 to {MOST_EXACT} (2^n - 1 masks), got "
-                f"{self.longest_exact}"
-            )
+            raise UserError(f"--longest-exact must be 0 to {MOST_EXACT}, got {self.longest_exact}")
 
     def key(self, request: Request, seed: int) -> int:
         """Names the random numbers of a request."""
@@ -94,10 +91,7 @@ class Estimator:
         if uses_time and kind in ("exact", "left_to_right"):
             raise UserError(f"a time-conditioned run takes no {kind} estimator; use strata")
         if kind == "exact" and length > MOST_EXACT:
-            raise UserError(
-                f"a continuation of {length} tokens has too many masks to use all (at most "
-                f"{MOST_EXACT} tokens); use auto, which uses all only for short ones"
-            )
+            raise UserError(f"{length} tokens have too many masks (most: {MOST_EXACT}); use auto")
         return kind
 
 
@@ -356,10 +350,7 @@ class Scorer:
 
     def __init__(self, run: Loaded, estimator: Estimator | None = None) -> None:
         if run.config.framework.name == "sigma_arm":
-            raise UserError(
-                f"{run.folder} is a sigma-ARM: it reads tokens in a fixed order, so it has no "
-                "probability of a continuation after a context; give an mdm, arm or aoarm run"
-            )
+            raise UserError(f"{run.folder} is a sigma-ARM; give an mdm, arm or aoarm run")
         self.run, self.estimator = run, estimator or Estimator()
         self.estimator.check_estimator()
         self.uses_time = bool(run.model.uses_time)
@@ -633,10 +624,7 @@ def run_scorer(run: Loaded, *, context: int = PUBLISHED_CONTEXT) -> TextScorer:
     the run saw its training text; nothing is dropped.
     """
     if run.config.framework.name != "arm":
-        raise UserError(
-            f"{run.folder} is a {run.config.framework.name} run; a scorer must be an ARM "
-            "(bellmask train PRESET_arm) or a Hugging Face causal model"
-        )
+        raise UserError(f"{run.folder} is {run.config.framework.name}; a scorer must be an ARM")
     scorer, context = Scorer(run), min(context, run.config.data.block_length)
     return TextScorer(
         f"{run.folder.name}, step {run.step}",
@@ -678,10 +666,7 @@ def _load_causal_lm(name: str, source: str, device: str, context: int) -> TextSc
     target = pick_device(device)
     library = import_transformers(f"scorer {name!r}")
     # no network, no such name, damaged files, another kind of model
-    with quiet(
-        f"cannot load scorer {name!r} (without a network use {SMOLLM2}, from the package index, a "
-        "folder with a Hugging Face model, or an ARM run)"
-    ):
+    with quiet(f"cannot load scorer {name!r} (without a network: {SMOLLM2}, a folder, an ARM run)"):
         check_shards(source)
         how: dict[str, Any] = {"trust_remote_code": False}
         tokenizer = library.AutoTokenizer.from_pretrained(source, **how)

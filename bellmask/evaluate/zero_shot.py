@@ -204,10 +204,7 @@ def check_run(run: Loaded, eos: EosPolicy) -> None:
     if is_toy(run.config.data.train):
         raise UserError(f"{run.folder} was trained on {run.config.data.train}, not on text")
     if eos == "duo" and run.config.data.document_attention:
-        raise UserError(
-            f"{run.folder} restricts attention to documents, which are separated by EOS: "
-            "--eos duo inserts none; use --eos mdlm"
-        )
+        raise UserError(f"{run.folder} attends within documents, which needs --eos mdlm")
 
 
 def own_family(run: Loaded, text: TextSet) -> bool | None:
@@ -338,15 +335,10 @@ class Pilot:
         if self.precision is None or self.noise is None:
             return f"{self.draws} draws per block and seed, as given" if self.draws > 1 else "exact"
         found = f"{self.noise:.2%} ({self.where})"
+        most = f"; masks change a mean over seeds by {found} at most"
         if self.noise > self.precision:
-            return (
-                f"{self.draws} draws per block and seed, the maximum tried: masks still change the "
-                f"perplexity by {found}, more than {self.precision:.2%}; use more --blocks"
-            )
-        return (
-            f"{self.draws} draws per block and seed: the fewest for which masks change no mean "
-            f"over seeds by more than {self.precision:.2%}; the largest change is {found}"
-        )
+            return f"{self.draws} draws per block and seed are too few{most}; use more --blocks"
+        return f"{self.draws} draws per block and seed{most}"
 
 
 # Paper: Table 7

@@ -80,31 +80,23 @@ def check_exportable(run: Loaded, format: str) -> None:
     is_own, has_time = model.backbone != "causal_lm", model.modulation == "time"
     is_mdlm = format == "mdlm"
     has_mask = isinstance(tokenizer, FastTokenizer) and tokenizer.original_ids[-1] >= 0
-    problems = {
-        f"a causal model (framework {framework}) on the built-in DiT; only masked diffusion models "
-        "(framework mdm) can be exported": is_own and framework != "mdm",
-        "a Hugging Face causal LM, and mdlm's format is for the built-in DiT: use --format hf": (
-            is_mdlm and not is_own
+    problems = {f"of framework {framework} on the built-in DiT": framework != "mdm"}
+    if not is_own:
+        is_arm = framework == "arm"
+        problems = {
+            "a causal LM: use --format hf": is_mdlm,
+            "an ARM without a row for its tokenizer's mask": is_arm and has_mask,
+        }
+    theirs = {
+        "a model without --model.time-input sigma": has_time and model.time_input != "sigma",
+        f"trained on the {config.schedule.name} schedule's times, mdlm's is linear": (
+            has_time and config.schedule.name != "linear"
         ),
-        "an ARM whose tokenizer has its own mask, for which the model has no row; it cannot "
-        "be exported as a plain causal LM": not is_own and framework == "arm" and has_mask,
-        "a model with time input 1000 t, and mdlm's models use sigma; only models trained with "
-        "--model.time-input sigma, or without time input, can be exported": (
-            is_mdlm and has_time and model.time_input != "sigma"
-        ),
-        f"trained on times of the {config.schedule.name} schedule; mdlm's format implies the "
-        "linear one": is_mdlm and has_time and config.schedule.name != "linear",
-        f"a model whose MLP is {model.mlp_ratio} widths wide; mdlm's are 4": (
-            is_mdlm and model.mlp_ratio != 4
-        ),
-        "a model with attention within documents, which mdlm does not support": (
-            is_mdlm and config.data.document_attention
-        ),
-        "a model with a local convolution (--model.local-conv), which mdlm does not support": (
-            is_mdlm and model.local_conv > 0
-        ),
+        f"a model whose MLP is {model.mlp_ratio} widths wide; mdlm's are 4": model.mlp_ratio != 4,
+        "a model with attention within documents": config.data.document_attention,
+        "a model with a local convolution": model.local_conv > 0,
     }
-    refuse(problems, f"{run.folder} is ")
+    refuse(problems | (theirs if is_mdlm else {}), f"{run.folder} is ")
 
 
 def export_mdlm(run: Loaded, out: Path) -> None:
@@ -301,10 +293,7 @@ def write_tokenizer(run: Loaded, folder: Path, parts: ModelFiles) -> None:
         has_gaps |= inner.token_to_id(name) != number
     size = inner.get_vocab_size(with_added_tokens=True)
     if has_gaps or size != parts.num_ids:
-        raise UserError(
-            f"the tokenizer's vocabulary has gaps: {size} entries where the model has "
-            f"{parts.num_ids} rows, the mask's included; it cannot be exported"
-        )
+        raise UserError(f"the vocabulary has gaps: {size} entries, and {parts.num_ids} rows")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": run.config.data.block_length,

@@ -163,10 +163,7 @@ def plain_names(stored: Tensors) -> tuple[dict[str, Tensor], int | None]:
             head_size, found_rates = 2 * tensor.numel(), tensor.float().flatten()
             # a hundredth: they may be stored in bfloat16
             if not torch.allclose(found_rates, rotary_rates(head_size), rtol=0.01, atol=0):
-                raise UserError(
-                    f"{name} does not contain RoPE frequencies of base {ROPE_BASE:.0f}, the only "
-                    "base that can be imported"
-                )
+                raise UserError(f"{name}: only RoPE of base {ROPE_BASE:.0f} can be imported")
         else:
             found[plain] = tensor
     return found, head_size
@@ -177,12 +174,7 @@ def find_shape(weights: Tensors) -> Shape:
     needed = ("vocab_embed.embedding", "sigma_map.mlp.0.weight", "blocks.0.mlp.0.weight")
     absent = [name for name in needed if name not in weights or weights[name].ndim != 2]
     if absent:
-        held = ", ".join(sorted(weights)[:8]) or "nothing"
-        raise UserError(
-            f"this is not a checkpoint in mdlm's layout: no matrix {', '.join(absent)} among its "
-            f"{len(weights)} tensors (it begins with {held}). Their autoregressive models have no "
-            "sigma_map; they are not masked diffusion and cannot be imported"
-        )
+        raise UserError(f"not a masked model in mdlm's layout: no matrix {', '.join(absent)}")
     embedding, time, mlp = (weights[name] for name in needed)
     blocks = {name.split(".")[1] for name in weights if name.startswith("blocks.")}
     shape = Shape(len(blocks), embedding.shape[1], len(mlp), len(time), len(embedding))
@@ -217,10 +209,7 @@ def to_ours(weights: Tensors, shape: Shape, ids: IdMap, *, has_time: bool) -> di
         found[name] = found[name][:-1]
     if has_time:
         if shape.condition != CONDITION_WIDTH:
-            raise UserError(
-                f"the time's embedding is {shape.condition} wide, and only {CONDITION_WIDTH} can "
-                "keep its time input; without it any width can be imported"
-            )
+            raise UserError(f"the time's embedding must be {CONDITION_WIDTH} wide to be kept")
         return found
     # AdaLN's input at sigma = 0: cosines of 0, sines of 0, two layers, SiLU
     condition = (torch.arange(NUM_SINUSOIDS) < NUM_SINUSOIDS // 2).double()
@@ -441,12 +430,7 @@ def read_import(options: ImportOptions) -> Imported:
     stored = read_checkpoint(local_folder(source))
     kind = str(stored.about.get("model_type", "mdlm")).lower()
     if kind != "mdlm":
-        raise UserError(
-            f"{stored.source} is a {kind} model by its config.json, not mdlm: only masked "
-            "diffusion in mdlm's layout can be imported (duo's own models replace tokens by "
-            "other tokens instead of a mask; its mdlm baselines are fine)"
-            + ("; load this one with bellmask.load" if kind == "bellmask" else "")
-        )
+        raise UserError(f"{stored.source} is a {kind} model; only mdlm's can be imported")
     weights, head_size = plain_names(stored.weights)
     shape = find_shape(weights)
     if options.weights == "raw":
@@ -461,10 +445,7 @@ def read_import(options: ImportOptions) -> Imported:
     if stored.shadow is not None:
         averaged = dict(zip(shape.layout(), stored.shadow))
         if len(stored.shadow) != len(weights):
-            raise UserError(
-                f"the moving average in {stored.source} has {len(stored.shadow)} tensors, the "
-                f"model {len(weights)}; use the trained weights with --weights raw"
-            )
+            raise UserError(f"{stored.source}: its moving average does not fit; use --weights raw")
         check_layout(averaged, shape)
         ema = to_ours(averaged, shape, ids, has_time=has_time)
     origin = Path(source).name if Path(source).exists() else source
@@ -474,17 +455,11 @@ def read_import(options: ImportOptions) -> Imported:
 def _find_tokenizer(name: str | None, shape: Shape) -> tuple[str, Tokenizer]:
     name = name or VOCABULARIES.get(shape.vocabulary)
     if name is None:
-        raise UserError(
-            f"the embedding has {shape.vocabulary} rows, neither GPT-2's 50258 nor BERT's 30522: "
-            "give the tokenizer it was trained with: --tokenizer"
-        )
+        raise UserError(f"no tokenizer is known for {shape.vocabulary} rows; give --tokenizer")
     tokenizer = read_own_tokenizer(Path(name)) or load_tokenizer(name, cache_folder(None))
     size = map_ids(tokenizer).size
     if size != shape.vocabulary:
-        raise UserError(
-            f"tokenizer {name} needs an embedding of {size} rows with its mask, but this one has "
-            f"{shape.vocabulary}; give the tokenizer the model was trained with: --tokenizer"
-        )
+        raise UserError(f"--tokenizer {name} has {size} ids, the embedding {shape.vocabulary} rows")
     return name, tokenizer
 
 
@@ -495,10 +470,7 @@ def _num_heads(given: int | None, told: Any, shape: Shape, head_size: int | None
     known = {where: number for where, number in sources.items() if number is not None}
     if not known or any(number != next(iter(known.values())) for number in known.values()):
         said = ", ".join(f"{number} by {where}" for where, number in known.items())
-        raise UserError(
-            f"the number of attention heads is unknown ({said or 'not in the file'}); give "
-            "--heads as the model was trained (their small model has 12, medium 16)"
-        )
+        raise UserError(f"the heads are unclear ({said or 'not in the file'}); give --heads")
     return next(iter(known.values()))
 
 
@@ -521,10 +493,7 @@ def _config(
     if options.block_length is not None:
         told["data.block_length"] = options.block_length
     elif "data.block_length" not in told and name not in LENGTHS:
-        raise UserError(
-            f"the row length of {stored.source} is unknown: there is no config.json with "
-            "model_length next to the weights; give --block-length"
-        )
+        raise UserError(f"the row length of {stored.source} is unknown; give --block-length")
     for option, value in told.items():
         if not isinstance(value, bool | int | float | str):
             raise UserError(f"{stored.source}: {option} cannot be {value!s:.40}")

@@ -110,10 +110,7 @@ class Answerer:
         """The length, by default :attr:`length`, if a prompt has room before such a response."""
         length = self.length if length is None else length
         if not 1 <= length < self._block:
-            raise UserError(
-                f"a response can have 1 to {self._block - 1} tokens, got {length}: the run was "
-                f"trained on rows of {self._block}, which include the prompt"
-            )
+            raise UserError(f"a response can have 1 to {self._block - 1} tokens, got {length}")
         return length
 
     def row(self, question: Question, length: int | None = None) -> tuple[Tensor, bool]:

@@ -210,10 +210,8 @@ class Chat:
             self.say("note: the prompt was too long; its oldest tokens were dropped")
         if view.frame is not None:
             step, speed = view.frame.step, answer.num_tokens / max(seconds, 1e-9)
-            self.say(
-                f"{step.num_steps} steps, {step.num_calls} calls, {seconds:.2f} s, "
-                f"{answer.num_tokens} tokens, {speed:.0f} tokens/s"
-            )
+            counts = f"{step.num_steps} steps, {step.num_calls} calls, {answer.num_tokens} tokens"
+            self.say(f"{counts}, {seconds:.2f} s, {speed:.0f} tokens/s")
 
     def introduce(self) -> None:
         """Notes before the first line."""

@@ -19,7 +19,7 @@ from bellmask.data.tokenizers import Tokenizer
 from bellmask.diffusion.frameworks import Framework, Mdm, Ordered, Shifted
 from bellmask.generate import sampler
 from bellmask.generate.rules import RULES, Remasking, Rule
-from bellmask.generate.sampler import Canvas, OnStep, Step, canvas_from_pieces, read_gaps
+from bellmask.generate.sampler import OnStep, Step, canvas_from_pieces, read_gaps
 from bellmask.generate.settings import DEFAULT_STEPS, Sampling
 from bellmask.storage.loading import Loaded
 from bellmask.utils.distributed import autocast
@@ -47,9 +47,7 @@ def fill(
     if framework.is_causal:
         sampling.refuse_for_causal()
     if getattr(model, "first_maskable", 0) and bool((canvas_BL[:, 0] == mask_id).any()):
-        raise UserError(
-            "this model predicts each token from those before it: the first one must be given (BOS)"
-        )
+        raise UserError("this model predicts from earlier tokens: the first must be given (BOS)")
     noise["choice"] = sampler.TokenChoice(
         sampling.temperature, sampling.top_k, sampling.top_p, getattr(torch, sampling.noise)
     )
@@ -114,7 +112,7 @@ def _counted(progress: Progress, num_rows: int, on_step: OnStep | None) -> OnSte
 
 def run_canvas(
     run: Loaded, *, prefix: str = "", template: str | None = None, length: int | None = None
-) -> Canvas:
+) -> Tensor:
     """A row to fill: empty, after a prefix, or with the gaps of a template.
 
     Where the run's rows are wrapped, BOS and EOS count toward the length; so does the BOS that
@@ -129,9 +127,7 @@ def run_canvas(
         return canvas_from_pieces(run.tokenizer, read_gaps(template), before, behind)
     num_given = len(run.tokenizer.encode(prefix)) if prefix else 0
     if num_given >= room:
-        raise UserError(
-            f"the prefix has {num_given} tokens, the canvas {room}: no tokens are left to generate"
-        )
+        raise UserError(f"the prefix has {num_given} tokens of {room}: none are left to generate")
     given = [prefix] if prefix else []
     return canvas_from_pieces(run.tokenizer, [*given, room - num_given], before, behind)
 
@@ -152,7 +148,7 @@ def _frame(run: Loaded) -> tuple[list[int], list[int]]:
 
 def fill_canvas(
     run: Loaded,
-    canvas: Canvas,
+    canvas: Tensor,
     count: int = 1,
     sampling: Sampling | None = None,
     *,
@@ -170,7 +166,7 @@ def fill_canvas(
         raise UserError(f"the number of samples must be at least 1, got {count}")
     parts = []
     for done in range(0, count, batch_size):
-        canvas_BL = canvas.repeat(min(batch_size, count - done))
+        canvas_BL = canvas.repeat(min(batch_size, count - done), 1)
         options: dict[str, Any] = {"seed": seed, "first_sample": first_sample + done}
         options["on_step"] = _counted(progress, len(canvas_BL), on_step)
         parts.append(_fill_run(run, canvas_BL, sampling or Sampling(), **options))

@@ -114,9 +114,7 @@ def _check(options: GenerateOptions) -> None:
         "generate needs a run folder: bellmask generate RUN": not options.runs,
         "--num and --batch-size must be at least 1": min(options.num, options.batch_size) < 1,
         f"{' and '.join(given)} cannot be combined": len(given) > 1,
-        "--canvas cannot be combined with --length": (
-            options.canvas is not None and options.length is not None
-        ),
+        "--canvas cannot be combined with --length": None not in (options.canvas, options.length),
         "--fps needs --watch": options.fps != GenerateOptions.fps and not options.watch,
         "several runs need --side-by-side": (len(options.runs) > 1 and not options.side_by_side),
         "--side-by-side cannot be combined with --watch, --trace or --format jsonl": (
@@ -206,10 +204,7 @@ def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     roles = [turn["role"] for turn in turns]
     turn_roles = roles[1:] if roles[:1] == ["system"] else roles
     if turn_roles != ["user", "assistant"] * (len(turn_roles) // 2) + ["user"]:
-        raise UserError(
-            f"{where}: the roles are {', '.join(roles) or 'none'}; after a system message, if any, "
-            "user and assistant must alternate, and the user must be last"
-        )
+        raise UserError(f"{where}: user and assistant must take turns: {', '.join(roles) or None}")
     return tuple(Message(turn["role"], turn["content"]) for turn in turns)
 
 
@@ -284,10 +279,7 @@ def answer_prompts(
     with _observing(options, loaded, recorder, len(questions)) as made_with:
         answers = answerer.answer(questions, length=options.length, sampling=sampling, **made_with)
     if num_cut := sum(answer.is_cut for answer in answers[:: options.num]):
-        logger.info(
-            f"{num_cut} of {len(asked)} prompts did not fit into the run's rows of "
-            f"{loaded.config.data.block_length} tokens and lost their oldest tokens"
-        )
+        logger.info(f"{num_cut} of {len(asked)} prompts did not fit and lost their oldest tokens")
     lines = []
     for number, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         said = {"response": answer.text, "num_tokens": answer.num_tokens}
@@ -446,10 +438,7 @@ def _side_by_side(options: GenerateOptions) -> None:
     are_asked = {str(run.folder): _is_asked(options, run.config) for run in open_runs(options.runs)}
     if len(set(are_asked.values())) > 1:
         odd = ", ".join(name for name, is_asked in are_asked.items() if not is_asked)
-        raise UserError(
-            f"{odd}: not fine-tuned on prompts, so --prompts are continued there and answered "
-            "by the others; use --prompt for all of them"
-        )
+        raise UserError(f"{odd}: not fine-tuned on prompts; use --prompt for all of them")
     is_answer = all(are_asked.values())
     prompts: list[str] = []
     runs: dict[str, list[list[str]]] = {}

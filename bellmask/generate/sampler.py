@@ -34,7 +34,7 @@ from bellmask.utils.distributed import float64_device
 from bellmask.utils.errors import UserError
 from bellmask.utils.rng import stream_key, uniform
 
-# Canvases: rows to generate, in which any positions may be given.
+# Canvases: rows of ids to generate, the mask id in each position that is not given.
 
 _GAP = re.compile(r"\[MASK(?:\*([0-9]{1,9}))?\]")
 _ALMOST_GAP = re.compile(r"\[\s*mask[^\]]*\]", re.IGNORECASE)
@@ -43,27 +43,13 @@ LONGEST = 1 << 20
 """Maximum tokens of a canvas: more than any network supports, but little memory."""
 
 
-@dataclass(frozen=True)
-class Canvas:
-    """Ids of one row, the mask id where a token is to be generated."""
-
-    ids_L: Tensor
-
-    def __len__(self) -> int:
-        return len(self.ids_L)
-
-    def repeat(self, count: int) -> Tensor:
-        """The canvas ``count`` times, [count, L]."""
-        return self.ids_L[None].repeat(count, 1)
-
-
 def canvas_from_pieces(
     tokenizer: Tokenizer,
     pieces: Sequence[str | int],
     before: Sequence[int] = (),
     behind: Sequence[int] = (),
-) -> Canvas:
-    """Texts are given; a number is that many tokens to generate: ``["The ", 12, " sat."]``.
+) -> Tensor:
+    """A row [L]: texts are given, a number is as many tokens to generate: ``["The ", 12, "."]``.
 
     ``before`` and ``behind`` are ids around them, BOS and EOS say.
     """
@@ -77,7 +63,7 @@ def canvas_from_pieces(
             raise UserError(f"a canvas can have at most {LONGEST:,} tokens")
         else:
             ids += [tokenizer.mask_id] * piece
-    return Canvas(torch.tensor([*ids, *behind]))
+    return torch.tensor([*ids, *behind])
 
 
 def read_gaps(text: str) -> list[str | int]:
@@ -212,10 +198,7 @@ class SamplingDenoiser:
         # what a causal LM predicts the first token from stays, as it did in training
         self._is_given_BL[:, : getattr(self.model, "first_maskable", 0)] = False
         if self.guidance and not bool(self._is_given_BL.any()):
-            raise UserError(
-                "guidance needs given tokens, and there are none: omit it, "
-                "or give a prefix or a canvas"
-            )
+            raise UserError("guidance needs given tokens: a prefix or a canvas")
 
     def cache_prefix(self, length: int) -> None:
         """From the next call on keep the keys and values of the first ``length`` positions.
@@ -223,10 +206,7 @@ class SamplingDenoiser:
         That call takes every row along, so calls per sample then depend a little on the batch.
         """
         if getattr(self.model, "uses_time", False):
-            raise UserError(
-                "a time-conditioned model gets a new time in every call, so nothing can be cached "
-                "between calls: omit --cache"
-            )
+            raise UserError("a time-conditioned model cannot cache between calls: omit --cache")
         if not hasattr(self.model, "new_cache"):
             raise UserError("this model cannot cache keys and values between calls")
         self._prefix, self._cache = length, None
@@ -572,13 +552,8 @@ def _order(framework: Ordered, u_BL: Tensor, is_given_L: Tensor) -> Tensor:
         return torch.where(is_given_L, u_BL - 1, u_BL).argsort(dim=1)
     is_arm = bool((framework.rank_L.diff() > 0).all())
     if length > len(framework.rank_L) and not is_arm:
-        raise UserError(
-            f"this model has an order of {len(framework.rank_L)} tokens, the canvas has {length}"
-        )
+        raise UserError(f"this model has an order of {len(framework.rank_L)} tokens, not {length}")
     order_L = torch.arange(length) if is_arm else framework.orders(u_BL[:1]).reshape(-1)
     if bool(is_given_L[order_L].long().diff().gt(0).any()):
-        raise UserError(
-            "this model has a fixed order, and the given tokens are not the first in it: an "
-            "ARM takes a prefix, a sigma-ARM nothing; gaps are for masked models and AoARMs"
-        )
+        raise UserError("this model has a fixed order: an ARM takes a prefix, a sigma-ARM nothing")
     return order_L.expand(len(u_BL), -1).contiguous()

@@ -107,10 +107,7 @@ class Sampling:
     def refuse_for_causal(self) -> None:
         """A causal model has its own order: settings about order and blocks would be ignored."""
         if asked := self.changed().keys() - self.for_causal().changed().keys():
-            raise UserError(
-                f"{', '.join(map(_option, sorted(asked)))}: for masked models only; a causal model "
-                "generates token by token in its own order"
-            )
+            raise UserError(f"{', '.join(map(_option, sorted(asked)))}: for masked models only")
 
 
 def _option(name: str) -> str:

@@ -22,7 +22,7 @@ from bellmask.config.command_line import parse_command
 from bellmask.data.tokenizers import Tokenizer
 from bellmask.generate.sampler import Step, token_texts
 from bellmask.report.page import html_page, html_table, page_text
-from bellmask.utils.console import LINE_END, reveal_color, reveal_colors, visible
+from bellmask.utils.console import LINE_END, plural, reveal_color, reveal_colors, visible
 from bellmask.utils.errors import UserError
 from bellmask.utils.files import check_folder, has_kinds, is_number, is_whole, read_json, write_text
 
@@ -228,8 +228,7 @@ def render_trace_page(trace: Trace, first: int = 0) -> str:
         finished += f"<p><small>sample {number}</small></p><pre>{page_text(sample.text)}</pre>"
     settings = [[visible(name), visible(str(value))] for name, value in trace.settings.items()]
     body = BODY.format(
-        summary=f"{count} sample{'s' * (count > 1)} of {length} tokens, {trace.num_calls} network "
-        "calls in all.",
+        summary=f"{plural(count, 'sample')} of {length} tokens, {trace.num_calls} network calls.",
         samples=options,
         ramp=", ".join(color for color, _ in reveal_colors()),
         finished=finished,

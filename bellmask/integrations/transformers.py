@@ -112,9 +112,7 @@ class MaskedDiffusionTrainer(Trainer):
         place_BL = rows_B[:, None] * MOST_TOKENS + torch.arange(x0_BL.shape[1])
         u_BL = uniform(stream_key(seed, "masks", step), place_BL)
         is_drawn_BL = u_BL < (1 - self.objective.schedule.alpha(t_B))[:, None]  # float64: on CPUs
-        is_masked_BL = is_drawn_BL.to(x0_BL.device)
-        if is_maskable_BL is not None:
-            is_masked_BL = is_masked_BL & is_maskable_BL
+        is_masked_BL = is_drawn_BL.to(x0_BL.device) & is_maskable_BL
         xt_BL = torch.where(is_masked_BL, self.mask_id, x0_BL)
         outputs = model(input_ids=xt_BL, attention_mask=inputs.get("attention_mask"))
         logits_NV = outputs.logits[is_masked_BL].float()

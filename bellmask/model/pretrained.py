@@ -178,9 +178,7 @@ def probe(language_model: Any, name: str) -> None:
     """UserError unless attention can be made bidirectional, which is tested, not looked up."""
     implementation = getattr(language_model.config, "_attn_implementation", None)
     if implementation != "sdpa":
-        raise UserError(
-            f"{name}: attention is {implementation}, but only sdpa supports the masks needed"
-        )
+        raise UserError(f"{name}: attention is {implementation}, and only sdpa takes masks")
     was_training = language_model.training
     language_model.eval()
     count = language_model.get_input_embeddings().num_embeddings
@@ -210,12 +208,8 @@ def probe(language_model: Any, name: str) -> None:
     finally:
         language_model.train(was_training)
     problems = {
-        "its first position sees later ones although attention is causal": (
-            _sees_later(causal) or _sees_later(by_mask)
-        ),
-        "its attention stays causal when full attention is requested": (
-            not _sees_later(opened) or not _sees_later(opened_by_mask)
-        ),
+        "causal attention sees later tokens": _sees_later(causal) or _sees_later(by_mask),
+        "full attention stays causal": not (_sees_later(opened) and _sees_later(opened_by_mask)),
         "full attention and a mask that hides nothing differ": _differ(opened, opened_by_mask),
         "a causal mask does not give causal attention": _differ(causal, by_mask),
         "its logits are not a linear map of its hidden states": _differ(logits, plain),

@@ -108,10 +108,7 @@ def learning_cautions(config: RunConfig) -> list[str]:
         found.append(f"{law} is not bell-shaped (Def. 4.1) under {schedule}")
     opening, steps = config.start.anneal_steps, config.train.steps
     if opening > steps:
-        found.append(
-            f"attention is annealed over {opening} steps (--start.anneal-steps); the run ends "
-            f"after {steps}, {steps / opening:.0%} open; validation and sampling use full attention"
-        )
+        found.append(f"attention is annealed: at the end {steps / opening:.0%} of it is open")
     return found
 
 
@@ -129,10 +126,7 @@ def build_stored(
     model = config.model
     block = model.width**2 * (4 + 2 * model.mlp_ratio)  # parameters of its matrices
     if model.backbone == "dit" and model.num_layers * block + num_tokens * model.width > size:
-        raise UserError(
-            f"config.json describes a larger model than the {size:,} bytes of weights in {folder}: "
-            "it belongs to another model"
-        )
+        raise UserError(f"the config.json of {folder} belongs to another, larger model")
     return build_model(config, num_tokens, backbone)
 
 

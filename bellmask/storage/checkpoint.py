@@ -260,9 +260,7 @@ class CheckpointStore:
         known |= {"best": self.best(), "latest": next(reversed(self.all()), None)}
         found = known.get(which)
         if found is None:
-            raise UserError(
-                f"no checkpoint {which!r} in {self.folder} (latest, best; steps: {steps})"
-            )
+            raise UserError(f"no checkpoint {which!r} in {self.folder}: latest, best, {steps}")
         return found
 
     def newest_intact(self) -> tuple[Path | None, list[str]]:
@@ -299,12 +297,7 @@ def load_tensors(
     """
     damage = None if is_intact else find_damage(folder, world)
     if damage:
-        steps = [str(step_of(f)) for f in list_checkpoints(folder.parent) if f != folder]
-        others = ", ".join(steps) or "none"
-        raise UserError(
-            f"checkpoint {folder} is damaged: {damage}; use another with --checkpoint STEP "
-            f"(others there: {others})"
-        )
+        raise UserError(f"checkpoint {folder} is damaged: {damage}; use another --checkpoint")
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings(), torch.no_grad():

@@ -107,11 +107,7 @@ def load(
         raise UserError(f"there is no folder {folder}")
     is_run = (folder / "checkpoints").exists()
     if not is_run and not is_export(folder) and (folder / MODEL).exists():
-        raise UserError(
-            f"{name} has weights, but not of bellmask; to turn a causal LM into a masked model: "
-            f"bellmask train cpt --start.model {name}; for mdlm's format: bellmask "
-            f"import {name} --format mdlm --out FOLDER"
-        )
+        raise UserError(f"{name} is not a run; adapt it: bellmask train cpt --start.model {name}")
     own = OWN if is_export(folder) else ""
     if not (folder / own / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
@@ -350,7 +346,4 @@ def local_folder(name: str) -> Path:
     try:
         return Path(library.snapshot_download(repo_id=name))
     except Exception as error:  # no network, no such name, no access: the user can fix all of them
-        raise UserError(
-            f"there is no folder {name}, and the hub has no such model ({first_line(error)}); "
-            "check the name, the network, and 'hf auth login' for private ones"
-        ) from None
+        raise UserError(f"there is no {name}, here or on the hub ({first_line(error)})") from None

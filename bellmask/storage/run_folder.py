@@ -100,10 +100,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not files.is_whole(written):
         raise UserError(f"{path} is damaged: its format is {written!r}, not a whole number")
     if written > FORMAT:
-        raise UserError(
-            f"{folder} was written by a newer bellmask (run format {written}, this version reads "
-            f"up to {FORMAT}); update bellmask to use it"
-        )
+        raise UserError(f"{folder} was written by a newer bellmask (format {written}); update it")
     return found
 
 

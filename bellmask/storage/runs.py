@@ -97,9 +97,7 @@ def check_all_maskable(runs: Sequence[NamedRun], analysis: str) -> None:
     for run in runs:
         if run.config.model.backbone != "dit" or run.config.sft.train is not None:
             what = "on a causal LM" if run.config.model.backbone != "dit" else "fine-tuned"
-            raise UserError(
-                f"{analysis} needs runs of text on the built-in DiT; {run.folder} is {what}"
-            )
+            raise UserError(f"{analysis} needs text on the built-in DiT; {run.folder} is {what}")
 
 
 def by_folder(folders: Sequence[str]) -> dict[str, Path]:
@@ -126,10 +124,7 @@ def chosen_steps(run: NamedRun, wanted: Sequence[int]) -> list[int]:
     missing = [step for step in wanted if step not in run.steps]
     if missing:
         have = ", ".join(map(str, run.steps))
-        raise UserError(
-            f"{run.folder} has no checkpoint at step {missing[0]}; it has {have} (keep more with "
-            "--checkpoint.keep-steps or --checkpoint.keep-every)"
-        )
+        raise UserError(f"{run.folder} has no checkpoint at step {missing[0]}; it has {have}")
     return sorted(set(wanted)) or run.steps
 
 

@@ -96,15 +96,9 @@ def _from_model(config: RunConfig, name: str) -> Start:
         return _from_causal_lm(config, str(causal_lm.smollm2_folder(config.data.cache)))
     path = Path(name)
     if path.parts[:1] == ("runs",) and not path.exists():
-        raise UserError(
-            f"there is no run folder {path}; train that stage first; if it is a preset, "
-            f"run: bellmask train {path.name} --out {path}"
-        )
+        raise UserError(f"there is no {path}; first: bellmask train {path.name} --out {path}")
     if path.is_file():
-        raise UserError(
-            f"start.model={name} is a file: training needs the folder with the weights; for random "
-            f"ones give --start.architecture {name}, which 'bellmask plan' takes either way"
-        )
+        raise UserError(f"start.model={name} is a file; for random weights --start.architecture")
     found = local_folder(name)
     if (found / "run.json").exists():
         return _from_run(config, found)
@@ -127,10 +121,7 @@ def _begin(
     notes = []
     dropout, near = config.model.dropout, config.model.local_conv or model.local_conv
     if model.local_conv not in (0, near):
-        raise UserError(
-            f"model.local_conv={near}: {config.start.model} has {model.local_conv} "
-            "positions; omit the option"
-        )
+        raise UserError(f"model.local_conv={near}: that of the start is {model.local_conv}")
     if backbone is not None:
         check_length(config, backbone, str(config.start.model or config.start.architecture))
         model = ModelOptions(backbone="causal_lm")
@@ -152,9 +143,7 @@ def check_length(config: RunConfig, backbone: Backbone, name: str) -> None:
     for key in ("max_position_embeddings", "n_positions"):  # GPT-2 calls it the second
         limit = backbone.language_model.get(key)
         if isinstance(limit, int) and length > limit:
-            raise UserError(
-                f"data.block_length={length} is longer than the {limit} positions of {name}"
-            )
+            raise UserError(f"data.block_length={length}: {name} has {limit} positions")
 
 
 def _from_run(config: RunConfig, folder: Path) -> Start:
@@ -184,17 +173,10 @@ def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None
     """What weights of the built-in DiT cannot be used for."""
     name = config.framework.name
     if theirs.framework.name != name:
-        raise UserError(
-            f"start.model={folder} is {theirs.framework.name}, this run is {name}: on the built-in "
-            "DiT weights fit only the same framework; pretrain with --start.architecture to adapt "
-            "an ARM"
-        )
+        raise UserError(f"start.model={folder} has framework {theirs.framework.name}, not {name}")
     _check_model(config, theirs.model, folder)
     if config.start.lora_rank or config.start.anneal_steps != 1:
-        raise UserError(
-            f"start.model={folder} is a built-in DiT: --start.lora-rank and --start.anneal-steps "
-            "are for causal LMs"
-        )
+        raise UserError("--start.lora-rank and --start.anneal-steps are for causal LMs")
     if config.sft.train is not None and name != "mdm":
         raise UserError(f"sft.train needs framework mdm, not {name}")
 

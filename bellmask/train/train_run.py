@@ -412,7 +412,7 @@ class _Training:
             before = [tokenizer.bos_id] * model.first_maskable
             room = self.config.data.block_length - len(before)
             canvas = canvas_from_pieces(tokenizer, [room], before)
-            x_BL = canvas.repeat(options.num_samples)
+            x_BL = canvas.repeat(options.num_samples, 1)
         else:
             rows = slice(0, options.num_samples)
             place = torch.arange(valid.block_length)
@@ -500,10 +500,7 @@ def check_same_run(
     for key, what in watched.items():
         if before.get(key) != now.get(key):
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
-            raise UserError(
-                f"{what} has changed since {folder} was started{values}; "
-                "restore it, or start a new run with another --out"
-            )
+            raise UserError(f"{what} has changed since {folder} was started{values}")
 
 
 def microbatch_before(before: dict[str, Any], config: RunConfig) -> int:
@@ -525,11 +522,7 @@ def check_resumable(folder: Path, config: RunConfig) -> None:
     changed = [o for o in now if now[o] != before[o] and not beside.get(o, is_free_option(o))]
     if changed:
         lines = [f"  {o}: was {before[o]}, now {now[o]}" for o in changed]
-        raise UserError(
-            "these options cannot change when a run is resumed:\n"
-            + "\n".join(lines)
-            + "\nresume without them, or start a new run with another --out"
-        )
+        raise UserError("\n".join(["these options cannot change on resume:", *lines]))
 
 
 def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Path | None:
@@ -537,9 +530,7 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
     look_up("resume mode", resume, dict.fromkeys(("no", "auto", "yes")))
     has_run = world.agree((folder / "config.json").exists())
     if has_run and resume == "no":
-        raise UserError(
-            f"{folder} already has a run; continue it with --resume auto, or choose another --out"
-        )
+        raise UserError(f"{folder} already has a run: --resume auto, or another --out")
     if not has_run and not run_folder.is_free(folder):
         raise UserError(f"{folder} exists and is not a run folder; choose another --out")
     if not has_run and resume == "yes":
@@ -566,15 +557,10 @@ def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Pa
 def _check_state(state: dict[str, Any], found: Path, folder: Path, config: RunConfig) -> None:
     """Refuse a whole checkpoint that is not this run's, before anything is changed."""
     if state["step"] > config.train.steps:
-        raise UserError(
-            f"{folder} is at step {state['step']}, beyond train.steps="
-            f"{config.train.steps}; increase it to resume"
-        )
+        raise UserError(f"{folder} is at step {state['step']}, beyond train.steps; increase it")
     own = run_folder.read_description(folder).get("id")
     if state.get("run", own) != own:
-        raise UserError(
-            f"{found} belongs to another run than {folder}; remove it to use an older one"
-        )
+        raise UserError(f"{found} belongs to another run; remove it to use an older one")
     window: Any = state.get("window")
     known = {field.name for field in fields(Window)}
     is_sound = isinstance(window, dict) and window.keys() <= known

@@ -271,7 +271,7 @@ def test_a_runs_numbers_are_those_of_its_files(entries):
 
 UNPAIRED = [
     ([Run(seed=1), Run("bell", seed=2)], "seed"),
-    ([Run("bell"), Run("uniform")], "base is not among"),
+    ([Run("bell"), Run("uniform")], "reference 'base'"),
     # two seeds whose learning rates differ are not two seeds of one variant
     ([Run("base", 1), Run("base", 2, config={"optim.lr": 0.5})], r"optim\.lr"),
     ([Run(shift=math.nan)], "diverged"),

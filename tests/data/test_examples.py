@@ -287,9 +287,9 @@ def test_mistakes_are_named_and_leave_nothing_behind(load, tmp_path):
     half = tmp_path / "half.jsonl"
     half.write_text('{"prompt": "p", "response": "r"}\n{"prompt"')
     for train, options, words in (
-        (bad, {}, r"=64 \(left out: response longer"),
+        (bad, {}, r"length \(left out: response longer"),
         (half, {}, "line 2"),
-        ("toy:copy", {"length": 32}, r"data\.block_length=32"),
+        ("toy:copy", {"length": 32}, r"data.block_length"),
         ("toy:copy", {"tokenizer": SymbolTokenizer(8)}, "symbols"),
     ):
         with pytest.raises(UserError, match=words):

@@ -93,7 +93,7 @@ def test_preparing_stopped_at_every_step_gives_the_same_bytes(tmp_path, layout):
 
 
 def test_an_empty_file_is_called_empty(tmp_path):
-    for text, told in (("\n", "is empty"), ("short", "shorter than one block")):
+    for text, told in (("\n", "is empty"), ("short", "shorter than data.block_length")):
         with pytest.raises(UserError, match=told):
             prepare(options(tmp_path, text), BYTES, "train")
 

@@ -47,7 +47,7 @@ COMPRESS = {
 def texts(path, rule="file", column="text"):
     """Whole documents of a file."""
     found, held = [], ""
-    for piece in read_file(path, rule=rule, column=column):
+    for piece in read_file(path, rule=DOCUMENT_RULES[rule], column=column):
         held += piece.text
         if piece.is_end:
             found.append(held)
@@ -225,7 +225,7 @@ def read(source):
 
 
 def lines_of(pattern):
-    return file_source(str(pattern), rule="line", column="text")
+    return file_source(str(pattern), rule=DOCUMENT_RULES["line"], column="text")
 
 
 def write(folder, **files):

@@ -196,7 +196,7 @@ def test_of_two_equal_choices_the_label_decides_and_other_records_are_refused():
     assert [one.gold for one in found] == [0, 1, 2]
     for task, record, names in (
         ("piqa", {"text": "a"}, r"piqa, record 1.*'goal'.*text"),
-        ("infilling", {"text": "a"}, "record 1 .*text"),
+        ("infilling", {"text": "a"}, "record 1.*text"),
         ("hellaswag", {**SWAG, "endings": "['a', 'b']", "label": "1"}, "not a list"),
         ("pika", {}, "'piqa'"),
     ):

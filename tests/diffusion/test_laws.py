@@ -6,7 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from law_tools import float64, scipy_gaussian
+from law_tools import float64, scipy_gaussian, scipy_laplace
 from sampling_tools import seeded
 from scipy import stats
 
@@ -55,53 +55,28 @@ class ExactGaussian:
         return self.mu + self.sigma**2 * (self.kernel(0) - self.kernel(1)) / self.total
 
 
-class ExactLaplace:
-    """The truncated Laplace law in ``DIGITS`` digits, from the antiderivative of its kernel."""
-
-    def __init__(self, mu, b):
-        # exp(-|t - mu| / b) on [0, 1] is proportional to the same with mu moved to the nearer end
-        self.mu, self.b = mpmath.mpf(min(max(mu, 0), 1)), mpmath.mpf(b)
-        self.total = self.mass(1)
-
-    def kernel(self, t):
-        return mpmath.exp(-abs(mpmath.mpf(t) - self.mu) / self.b)
-
-    def mass(self, t):
-        below, above = self.b * self.kernel(t), self.b * (2 - self.kernel(t))
-        return (below if t <= self.mu else above) - self.b * self.kernel(0)
-
-    def mean(self):
-        """Mu plus the integral of s exp(-s / b) up to the right end minus that to the left."""
-
-        def moment(end):
-            return self.b**2 - self.b * (self.b + abs(end - self.mu)) * self.kernel(end)
-
-        return self.mu + (moment(1) - moment(0)) / self.total
-
-
-@pytest.mark.parametrize(
-    ("law", "exact", "mu", "scale", "times", "rtol"),
-    [(TruncatedGaussian, ExactGaussian, *place, TIMES, 1e-11) for place in NEAR]
-    + [
-        (TruncatedLaplace, ExactLaplace, mu, b, [1e-12, 1e-6, *TIMES], 1e-12)
-        for mu in (-50.0, -0.5, 0.0, 1e-3, 0.1, 0.5, 0.9, 1.0, 1.7)
-        for b in (1e-4, 1e-3, 0.02, 0.1, 1, 1e3)
-    ],
-)
-def test_laws_agree_with_high_precision_arithmetic(law, exact, mu, scale, times, rtol):
-    """Density, cdf and mean; an error dt of the inverse shows as an error f(t) dt of the level."""
+@pytest.mark.parametrize(("mu", "sigma"), NEAR)
+def test_gaussians_agree_with_high_precision_arithmetic(mu, sigma):
+    """Density, cdf, inverse (by the level that it has) and mean."""
     with mpmath.workdps(DIGITS):
-        law, exact = law(mu, scale), exact(mu, scale)
-        for t in times:
-            for got, expected in ((law.pdf(t), exact.kernel(t)), (law.cdf(t), exact.mass(t))):
-                if expected / exact.total > 1e-290:
-                    assert abs(float(got) * exact.total / expected - 1) < rtol, t
-                else:
-                    assert float(got) <= 1e-280
+        law, exact = TruncatedGaussian(mu, sigma), ExactGaussian(mu, sigma)
+        for t in TIMES:
+            density, share = exact.kernel(t) / exact.total, exact.mass(t) / exact.total
+            assert abs(float(law.pdf(t)) - density) <= 1e-11 * density + 1e-280, t
+            assert abs(float(law.cdf(t)) - share) <= 2e-14 + 1e-18 / sigma**2, t
         for u, t in zip(LEVELS, law.icdf(float64(LEVELS)).tolist(), strict=True):
-            error = abs((exact.mass(t) - u * exact.total) / exact.kernel(t))
-            assert error <= 1e-13 * t + 1e-14, (u, t, float(error))
+            assert abs(exact.mass(t) / exact.total - u) <= 2e-14 + 1e-18 / sigma**2, (u, t)
         assert law.mean == pytest.approx(float(exact.mean()), rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("mu", [-0.5, 0.0, 1e-3, 0.5, 1.0, 1.7])
+@pytest.mark.parametrize("b", [1e-3, 0.02, 0.1, 1, 1e3])
+def test_laplaces_are_scipys(mu, b):
+    law, reference, u = TruncatedLaplace(mu, b), scipy_laplace(mu, b), float64(LEVELS)
+    for name in ("pdf", "cdf"):
+        expected = getattr(reference, name)(np.array(TIMES))
+        np.testing.assert_allclose(getattr(law, name)(float64(TIMES)), expected, 1e-11, 1e-12)
+    np.testing.assert_allclose(reference.cdf(law.icdf(u).numpy()), u, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(("mu", "sigma"), FAR)

@@ -96,7 +96,7 @@ def test_samples_do_not_depend_on_the_batch(zoo, tmp_path):
         ("evaluate {run} --wieghts raw", "--weights"),
         ("generate {run} --canvas abc", "gap"),
         ("generate {run} --canvas a[MASK] --length 4", "--length"),
-        ("generate {run} --prefix 0123456789abcdef", "no tokens are left to generate"),
+        ("generate {run} --prefix 0123456789abcdef", "none are left to generate"),
         ("generate {run} --temperature -1", "--temperature"),
         ("generate {run} --out none/x.txt", "none"),
         ("generate {run} --out {run}", "{run}"),

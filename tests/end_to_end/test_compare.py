@@ -177,7 +177,7 @@ def test_a_training_that_fails_alone_is_one_message(
         ("report {zoo}/base", "base"),
         ("report {zoo}/base {zoo}/base", "base with seed"),
         ("report {zoo}/bell {zoo}/toy", "cannot be compared: their tokenizers differ"),
-        ("report {zoo}/base {zoo}/bell --reference bel --out new", "bel is not among base, bell"),
+        ("report {zoo}/base {zoo}/bell --reference bel --out new", "'bel'"),
         ("demo --steps 0 --data {text}", "--steps"),
     ],
 )

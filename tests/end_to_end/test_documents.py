@@ -43,7 +43,7 @@ SMALLER = {
     "zero-shot": "--corpora ptb --from ptb=my.txt --blocks 4 --seeds 2 --draws 2",
     "generative": "--scorer runs/arm --num 2 --seeds 2 --nfe 2 3",
     "paper": "--tasks piqa --data-dir tasks --limit 2 --seeds 2 --draws 2",
-    "lm-eval": "--tasks piqa --data-dir tasks --limit 2 --draws 2 --bootstraps 2",
+    "lm-eval": "--tasks piqa --data-dir tasks --limit 2 --draws 2",
     "judge": "--seeds 1 --length 8 --steps 2",
     "prepare": "--data.tokenizer bpe:300",
     "gradient-radius": "--draws 2",

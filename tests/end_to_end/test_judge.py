@@ -29,6 +29,7 @@ from judge_server import (
 )  # fmt: skip
 from tuned_runs import tuned
 
+from bellmask.evaluate.judge_prompts import open_style
 from bellmask.storage.loading import LoadOptions
 from bellmask.storage.run_folder import read_description
 
@@ -107,7 +108,7 @@ def judge(tmp_path):
 
 
 def at(server):
-    return ["--judge", "scripted", "--base-url", server.base_url, "--key-variable", VARIABLE]
+    return ["--judge", "scripted", "--base-url", server.base_url]
 
 
 def numbers(folder):
@@ -133,7 +134,6 @@ def test_a_judge_that_likes_length(files, judge, tmp_path):
     assert found["results"][0]["counts"] == BY_LENGTH
     over = found["over_seeds"]
     assert (over["win_rate"]["mean"], over["non_tie"]["mean"]) == pytest.approx((5 / 9, 4 / 7))
-    assert over["by_category"]["odd"].items() >= {"wins": 2, "losses": 1, "ties": 1}.items()
     assert found["judge"]["first_share"] == 0.5
     assert found["seeds"] == [0], "files are the same with every seed"
     assert numbers(out) == found
@@ -275,9 +275,11 @@ def test_two_files_of_outputs_bring_their_instructions(files, judge, tmp_path, m
         raise AssertionError("the hub is asked")
 
     monkeypatch.setattr("bellmask.evaluate.judge_prompts._alpaca_from_hub", no_hub)
+    prompts = "bellmask.evaluate.judge_prompts"
+    monkeypatch.setattr(f"{prompts}.open_style", lambda _, cache: open_style("plain", cache))
     write_lines(files[1], lines(files[1])[::-1])
     with JudgeServer(by_length) as server:
-        said = judge(*files[:2], "--style", "plain", server=server)
+        said = judge(*files[:2], server=server)
     assert f"the 9 instructions in {files[0]}" in said.err
     found = numbers(tmp_path / "out")
     assert found["results"][0]["counts"] == BY_LENGTH
@@ -291,6 +293,7 @@ def test_a_dry_run_loads_writes_and_sends_nothing_and_needs_no_key(
     runs, talks, files, judge, tmp_path, monkeypatch
 ):
     """Ten pairs of two seeds in both orders, with one or two answers of 8 tokens on each side."""
+    monkeypatch.delenv(VARIABLE)
     args = [runs["x"], runs["y"], *talks, "--judge", "gpt-4o"]
     assert "OPENAI_API_KEY" in judge(*args, code=2).err
     monkeypatch.delattr(LoadOptions, "load")

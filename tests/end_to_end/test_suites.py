@@ -108,7 +108,7 @@ def test_paper_asks_nothing_a_second_time_and_for_another_seed_only_what_is_new(
         assert re.search(r"base\\?_1", (folder / name).read_text(encoding="utf-8"))
     before = {path.name: path.read_bytes() for path in folder.glob("**/*") if path.is_file()}
     sizes.clear()
-    assert succeeds("evaluate", run, *SMALL) == said
+    assert succeeds("evaluate", run, *SMALL).out == said.out
     after = {path.name: path.read_bytes() for path in folder.glob("**/*") if path.is_file()}
     assert (sizes, after) == ([], before)
     succeeds("evaluate", run, *SMALL, "--seeds", 2)

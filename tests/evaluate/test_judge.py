@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from continuation_tools import token_nll
-from judge_server import VARIABLE, JudgeServer, by_length, error, set_key
+from judge_server import JudgeServer, by_length, error, set_key
 from pretrained_tools import save_lm
 from tuned_runs import tuned
 
@@ -194,7 +194,7 @@ def judge_at(monkeypatch, tmp_path):
     monkeypatch.setattr("bellmask.evaluate.judge_endpoint.back_off", lambda attempt: 0.0)
 
     def build(server, **named):
-        options = EndpointOptions(base_url=server.base_url, key_variable=VARIABLE, **named)
+        options = EndpointOptions(base_url=server.base_url, **named)
         transcript = Transcript(tmp_path / "transcript.jsonl")
         style = open_style("plain", tmp_path)
         return EndpointJudge("j", style, options, Budget(None, None, "j"), transcript)
@@ -340,18 +340,15 @@ def test_cautions_of_likelihoods(tmp_path):
 def test_tables_and_notes():
     """One seed has no deviation; what rests on no data is hidden."""
 
-    def rate(mean, deviation=None, error=None, **more):
-        return {"mean": mean, "deviation": deviation, "error": error, **more}
+    def rate(mean, deviation=None, error=None):
+        return {"mean": mean, "deviation": deviation, "error": error}
 
     counts = {"wins": 3, "losses": 1, "ties": 2, "unreadable": 3}
-    one = {**counts, "win_rate": rate(0.25), "non_tie": rate(None)}
     result = {"counts": counts, "mean_length_a": 12.4, "mean_length_b": 100.6}
     over = {
         "win_rate": rate(0.7827, 0.0137, 0.05),
         "non_tie": rate(0.5, 0.0, None),
-        "length_controlled": rate(1.0, 0.0, 0.0, is_usable=False),
-        "by_category": {"all": one},
-        "by_turn": {"1": one, "2": one | {"win_rate": rate(0.5, 0.125)}},
+        "length_controlled": rate(None),
     }
     asked = {"num_requests": 1200, "tokens_in": 34567, "tokens_out": 89, "usd": 0.0169}
     numbers = {name: {"name": name} for name in ("a", "b", "benchmark")} | {
@@ -362,11 +359,10 @@ def test_tables_and_notes():
         "results": [result | {"length_controlled": {"note": "same"}}] * 2,
         "cautions": ["x was never fine-tuned."],
     }
-    rates, outcomes, by_turn = module.tables(numbers)  # one category is all of it
+    rates, outcomes = module.tables(numbers)
     shown_rates = [["78.27 ± 1.37", "5.00"], ["50.00 ± 0.00", "-"], ["-", "-"]]
     assert [row[1:] for row in rates.rows] == shown_rates
     assert outcomes.rows == [[seed, "3", "1", "2", "3", "12", "101"] for seed in "01"]
-    assert [row[-2] for row in by_turn.rows] == ["25.00", "50.00 ± 12.50"]
     text = "\n".join(module.notes(numbers))
     for words in ("benchmark, 80 tasks", "62.50 %", "6 pairs without", "never fine-tuned", "same"):
         assert text.count(words) == 1

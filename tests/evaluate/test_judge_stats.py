@@ -13,6 +13,7 @@ import pytest
 from bellmask.evaluate.judge import (
     columns,
     count_results,
+    fit,
     seed_numbers,
     separates,
     summarize,
@@ -83,9 +84,7 @@ def test_soft_labels_without_noise_give_the_effect_exactly():
     _, a, b = made_up(np.random.default_rng(2), 60, 0.0, 0.0)
     x = np.tanh((a - b) / (a - b).std(ddof=1))
     found = two_term(logistic(-1.2 + 0.7 * x), a, b, np.arange(60))
-    expected = (-1.2, 0.7, logistic(-1.2), 0)
-    got = (found.constant, found.slope, found.value, found.error)
-    assert got == pytest.approx(expected, abs=1e-9)
+    assert (found.value, found.error) == pytest.approx((logistic(-1.2), 0), abs=1e-9)
 
 
 @pytest.mark.parametrize(("constant", "slope"), [(0.0, 0.0), (-1.2, 2.0)])
@@ -126,16 +125,16 @@ def test_repeated_turns_and_swapped_models():
         ([1, 0.5, 1, 1], [-2, -1, 1, 2], False),
     ],
 )
-def test_separation_is_found_and_only_there_a_ridge_is_used(won, difference, expected):
-    """Where it is not, the likelihood has a maximum: a fit without ridge has no slope left."""
+def test_separation_is_found_and_elsewhere_there_is_a_fit(won, difference, expected):
+    """Where it is not, the likelihood has a maximum: the fit has no slope left."""
     y, x = np.array(won, dtype=np.float64), np.array(difference, dtype=np.float64)
     assert separates(x, y) is expected
     found = two_term(y, x + 100, np.full(4, 100.0), np.arange(4))
-    assert math.isfinite(found.value)
-    assert found.is_usable is math.isfinite(found.error) is (found.note is None) is not expected
-    if not expected:
+    assert math.isfinite(found.value) is (found.note is None)
+    if not expected and found.note is None:
         design = np.stack([np.ones(4), np.tanh(x / x.std(ddof=1))], 1)
-        p = logistic(design @ [found.constant, found.slope])
+        p = logistic(design @ fit(design, y))
+        assert found.value == pytest.approx(float(logistic(fit(design, y)[0])))
         scores = design * (p - y)[:, None]
         np.testing.assert_allclose(scores.sum(0), 0, atol=1e-8)
         spread = np.linalg.inv(design.T @ (design * (p * (1 - p))[:, None])) @ scores.T
@@ -163,7 +162,7 @@ def judged_as(values):
 
 def over(*seeds):
     judged = [judged_as(values) for values in seeds]
-    return summarize([seed_numbers(one) for one in judged], judged)
+    return summarize([seed_numbers(one) for one in judged], [*itertools.chain(*judged)])
 
 
 def test_numbers_of_a_seed():
@@ -171,12 +170,6 @@ def test_numbers_of_a_seed():
     assert found["counts"] == {"wins": 3, "losses": 1, "ties": 1, "unreadable": 1}
     assert found["win_rate"]["value"] == pytest.approx(3.5 / 5)
     assert (found["mean_length_a"], found["mean_length_b"]) == (2, 1.5)
-    parted = [one(0, "win", category="writing"), one(0, "loss", turn=1, category="writing")]
-    parts = seed_numbers([*parted, one(1, "unreadable", category="math")])
-    assert list(parts["by_category"]) == ["writing", "math"], "the benchmark's order"
-    assert parts["by_category"]["writing"]["win_rate"]["value"] == 0.5
-    assert parts["by_category"]["math"]["unreadable"] == 1
-    assert [parts["by_turn"][turn]["wins"] for turn in ("1", "2")] == [1, 0]
     nothing = seed_numbers(judged_as("??"))
     for name in ("length_controlled", "win_rate", "non_tie"):
         assert math.isnan(nothing[name]["value"])
@@ -190,12 +183,9 @@ def test_a_rate_at_equal_length_that_no_answer_is_near_says_so():
         apart = [one(n, ("win", "loss")[n % 2], **lengths[n]) for n in range(4)]
         found = seed_numbers(apart)["length_controlled"]
         assert f"all {word}" in found["note"]
-        assert 0 < found["value"] < 1
-        assert not found["is_usable"]
+        assert math.isnan(found["value"])
     assert "separate" in separated["length_controlled"]["note"]
-    both = [judged_as("wlwlwl"), judged_as("wwwwww")]
-    for results, is_usable in (([usable, usable], True), ([usable, separated], False)):
-        assert summarize(results, both)["length_controlled"]["is_usable"] is is_usable
+    assert over("wlwlwl", "wwwwww")["length_controlled"]["count"] == 1
 
 
 def test_numbers_over_seeds():
@@ -206,10 +196,8 @@ def test_numbers_over_seeds():
         ("non_tie", [2 / 3, 1 / 3], [1, 0.5, 0]),
     ):
         expected = (statistics.mean(rates), statistics.stdev(rates), len(rates))
-        for one_found in (found[name], found["by_category"]["all"][name]):
-            got = [one_found[key] for key in ("mean", "deviation", "count", "error")]
-            assert got == pytest.approx([*expected, statistics.stdev(means) / 3**0.5])
-    assert [found["by_turn"]["1"][name] for name in ("wins", "losses", "ties")] == [3, 3, 3]
+        got = [found[name][key] for key in ("mean", "deviation", "count", "error")]
+        assert got == pytest.approx([*expected, statistics.stdev(means) / 3**0.5])
     assert math.isnan(over("wl")["win_rate"]["deviation"]), "one seed"
 
 
@@ -217,9 +205,8 @@ def test_outcomes_that_agree_are_no_certainty():
     """An error of 0 is shown from 20 tasks on only; seeds that disagree are not each certain."""
     for seeds in (("ww", "ll"), ("ww",), ("w" * 19,)):
         found = over(*seeds)
-        for part in (found, found["by_turn"]["1"]):
-            assert math.isnan(part["non_tie"]["error"])
-            assert math.isnan(part["win_rate"]["error"])
+        assert math.isnan(found["non_tie"]["error"])
+        assert math.isnan(found["win_rate"]["error"])
     assert over("w" * 20)["non_tie"]["error"] == 0
     assert math.isnan(over("w" * 19 + "t")["non_tie"]["error"]), "19 tasks have a winner"
     expected = statistics.stdev([1, 0.5, 0.5]) / 3**0.5

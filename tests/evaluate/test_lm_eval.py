@@ -302,7 +302,6 @@ def test_arguments_of_the_model(masked):
         ("bell --tasks pqa", "'piqa'"),
         ("bell --tasks piqa,piqa", "--tasks"),
         ("bell --limit 0", "--limit"),
-        ("bell --bootstraps 0", "--bootstraps"),
         ("bell --tasks lambada", "lambada.jsonl"),
         ("bell --data-dir nowhere", "nowhere"),
         ("bell --tasks piqa --data-dir FLAT", "piqa.csv"),

@@ -152,7 +152,7 @@ def test_prefixes_are_taken_off_and_rows_follow_the_recipe(tmp_path):
     run = import_(path, tmp_path / "run")
     assert_same_predictions(run, weights)
     assert (run.config.objective.name, run.config.law.name) == ("nelbo", "uniform")
-    ends = run.canvas(length=12).ids_L[[0, -1]].tolist()
+    ends = run.canvas(length=12)[[0, -1]].tolist()
     assert ends == [run.tokenizer.bos_id, run.tokenizer.eos_id]
 
 
@@ -194,7 +194,7 @@ def test_only_rotary_rates_of_base_10000_are_taken(tmp_path, rates, is_theirs):
     if is_theirs:
         assert import_(path, tmp_path / "run").config.model.num_heads == HEADS
         return
-    with pytest.raises(UserError, match=r"rotary_emb.inv_freq .* base 10000"):
+    with pytest.raises(UserError, match=r"rotary_emb.inv_freq.* base 10000"):
         import_(path, tmp_path / "run")
 
 
@@ -266,7 +266,7 @@ def test_a_folder_of_save_pretrained_tells_how_long_its_rows_are(tmp_path):
     assert import_(folder, tmp_path / "given", block_length=12).config.data.block_length == 12
     del config.model_length
     config.save_pretrained(folder)
-    with pytest.raises(UserError, match=r"model_length.*--block-length"):
+    with pytest.raises(UserError, match="--block-length"):
         import_(folder, tmp_path / "none", block_length=None)
 
 

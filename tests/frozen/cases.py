@@ -128,7 +128,7 @@ def _cases() -> Iterator[Case]:
     yield _case(
         "lm-eval",
         "lm-eval base arm --tasks piqa winogrande triviaqa lambada --data-dir tasks --limit 3 "
-        "--draws 4 --bootstraps 10 --out out",
+        "--draws 4 --out out",
     )
     yield _case(
         "judge",

@@ -191,7 +191,7 @@ def canvases(folder):
     def check(text):
         canvas = canvas_from_pieces(ByteTokenizer(), read_gaps(text))
         assert 0 < len(canvas) <= LONGEST + 10_000
-        assert ByteTokenizer().mask_id in canvas.ids_L
+        assert ByteTokenizer().mask_id in canvas
 
     joined = st.lists(gap | texts, min_size=1, max_size=4).map("".join)
     return st.one_of(texts, joined, gap.map("a {} b".format)), check
@@ -224,7 +224,7 @@ def text_files(folder):
         path.write_bytes(pair[1])
         reads = [(rule, "text") for rule in DOCUMENT_RULES]
         for rule, column in [*reads, *(("line", c) for c in ("0", "other", "²", "0+1"))]:
-            for piece in read_file(path, rule=rule, column=column):
+            for piece in read_file(path, rule=DOCUMENT_RULES[rule], column=column):
                 piece.text.encode()
 
     kinds = st.sampled_from([(kind, packing) for kind in wholes for packing in PACK])

@@ -38,10 +38,10 @@ def test_gaps_in_text_are_masks_of_the_given_length(text, expected):
             canvas_from_pieces(BYTES, read_gaps(text))
         return
     canvas = canvas_from_pieces(BYTES, read_gaps(text), [BOS], [EOS])
-    assert canvas.ids_L.tolist() == [BOS, *expected, EOS]
-    rows = canvas.repeat(2)
+    assert canvas.tolist() == [BOS, *expected, EOS]
+    rows = canvas.repeat(2, 1)
     rows[0] = 0
-    assert (rows.shape, int(canvas.ids_L[0]), int(rows[1, 0])) == ((2, len(canvas)), BOS, BOS)
+    assert (rows.shape, int(canvas[0]), int(rows[1, 0])) == ((2, len(canvas)), BOS, BOS)
 
 
 def run_of(framework, is_wrapped=True, first_maskable=0):
@@ -69,8 +69,11 @@ def test_canvases_of_a_run():
             ({"length": 4}, [GAP] * (4 - len(begin + end))),
             ({"template": "a[MASK*9]"}, [97, *[GAP] * 9]),
         ):
-            assert run_canvas(run, **asked).ids_L.tolist() == [*begin, *inner, *end]
-    for given, names in (({"prefix": "abc"}, "3 tokens, the canvas 3"), ({"length": 2}, "no room")):
+            assert run_canvas(run, **asked).tolist() == [*begin, *inner, *end]
+    for given, names in (
+        ({"prefix": "abc"}, "3 tokens of 3"),
+        ({"length": 2}, "no room"),
+    ):
         with pytest.raises(UserError, match=names):
             run_canvas(run_of(Mdm()), **given)
 
@@ -131,9 +134,9 @@ def turns(*roles):
         (read_prompts, '{"canvas": " "}', "'canvas'"),
         (read_questions, '{"canvas": "a [MASK]"}', "prompt 2"),
         (read_questions, '{"prompt": "a", "sample": 1}', "'sample'"),
-        (read_questions, '{"messages": "a"}', "roles are none"),
+        (read_questions, '{"messages": "a"}', "turns: None"),
         (read_questions, '{"messages": [{"role": "user", "content": 3}]}', "message"),
-        (read_questions, turns("me"), "roles are me"),
+        (read_questions, turns("me"), "turns: me"),
         (read_questions, turns("user", "assistant"), "user, assistant"),
         (read_questions, turns("user", "system", "user"), "user, system, user"),
         (read_questions, turns("system"), "system"),

@@ -121,7 +121,7 @@ def test_a_runs_samples_do_not_depend_on_its_batches(settings, zoo):
     assert parts.num_calls > whole.num_calls
     if "cache" not in settings:  # the first call of a block keeps those of all rows
         assert parts.num_rows == whole.num_rows
-    assert whole.ids_BL[:, row.ids_L != run.tokenizer.mask_id].tolist() == [[97, 98, 99, 100]] * 5
+    assert whole.ids_BL[:, row != run.tokenizer.mask_id].tolist() == [[97, 98, 99, 100]] * 5
     assert run.texts(whole) == run.infill(TEMPLATE, 5, seed=2, **settings)
     whole.ids_BL[:, 2] = run.tokenizer.eos_id  # of single documents the text ends there
     alone = replace(run, config=run.config.with_options({"data.packing": "unpacked"}))

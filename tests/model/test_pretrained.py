@@ -172,7 +172,7 @@ def test_architectures_that_would_be_wrong_are_refused(made, attention, why):
     [
         ("opt", {"ffn_dim": 32, "word_embed_proj_dim": 16}, "masked model"),
         ("bloom", {"n_layer": 2, "n_head": 2}, "BloomFor"),
-        ("bert", {"intermediate_size": 32}, "first position sees later ones"),
+        ("bert", {"intermediate_size": 32}, "sees later tokens"),
         ("no such thing", {}, "Unrecognized"),
     ],
 )

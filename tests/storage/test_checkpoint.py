@@ -94,7 +94,7 @@ def test_retention_keeps_last_every_named_and_best(tmp_path):
     assert not list(tmp_path.iterdir())
     save(kept, 1)
     assert kept.best() is None
-    with pytest.raises(UserError, match=r"'best'.*steps: 1"):
+    with pytest.raises(UserError, match=r"'best'.*best, 1"):
         kept.find("best")
     for step, nll in enumerate([9.0, 1.0, 5.0, 5.0, 4.0, 4.0, 4.0, 4.0, 3.0], start=1):
         save(kept, step, nll)

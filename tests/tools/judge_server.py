@@ -22,7 +22,7 @@ needs_alpaca = pytest.mark.skipif(
     not ALPACA.exists(), reason="needs alpaca_eval in $BELLMASK_TEST_DATA"
 )
 KEY = "sk-a-very-secret-key-0123456789"
-VARIABLE = "TEST_JUDGE_KEY"
+VARIABLE = "OPENAI_API_KEY"
 """Environment variable of the key in tests."""
 
 
