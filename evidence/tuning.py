@@ -42,11 +42,10 @@ from bellmask.config.config import RunConfig, override
 from bellmask.config.presets import small, tiny
 from bellmask.diffusion.laws import DensityLaw, TimeLaw
 from bellmask.diffusion.progress import NUM_RATES, RATES, UNIFORM_SHARE, AdaptiveLaw
-from bellmask.evaluate.likelihood import scorer_of
+from bellmask.evaluate.likelihood import exact_curve, scorer_of
 from bellmask.storage.loading import LoadOptions
 from bellmask.train.train_run import train_run
 from bellmask.utils.errors import UserError
-from bellmask.utils.rng import stream_key
 from bellmask.utils.stats import plus_minus
 from bellmask.utils.table import Table
 
@@ -174,11 +173,7 @@ def nll_without_context(folder: Path) -> float:
     run = LoadOptions().load(str(folder))
     blocks = run.blocks()[1]
     first = blocks.slice(0, min(512, len(blocks)))
-    scorer, key = scorer_of(run, first), stream_key(1234, "context", 0)
-    parts = torch.arange(len(first)).split(64)
-    ce_B = torch.cat([scorer.mean(part, torch.zeros_like(part), key) for part in parts])
-    weight_B = first.num_maskable(slice(None))
-    return float((weight_B * ce_B).sum() / weight_B.sum())
+    return exact_curve(scorer_of(run, first), [0])[0].nll
 
 
 # The rules

@@ -472,7 +472,6 @@ class BlockScorer:
     precision: torch.dtype = torch.float32
     rules: AttentionRules = field(default_factory=AttentionRules)
 
-    # Paper: Eq. 10
     def mean(
         self, index_B: Tensor, context_B: Tensor, key: int, row_keys_B: Tensor | None = None
     ) -> Tensor:
@@ -546,7 +545,10 @@ def evaluate_run(run: Loaded, blocks: Blocks, **options: Any) -> Likelihood:
     blocks = blocks.starting_at(run.model.first_maskable)
     found = evaluate(run.model, blocks, **_settings(run) | options)
     if not math.isfinite(found.perplexity):
-        raise UserError(f"{run.folder} diverged (NLL {found.nll:.4g}); use another checkpoint")
+        raise UserError(
+            f"the NLL of {run.folder} is {found.nll:.4g} nats per token: its training diverged, or "
+            "its weights are damaged; use another checkpoint"
+        )
     return found
 
 
@@ -626,7 +628,6 @@ class ContextPoint:
     num_draws: int
 
 
-# Paper: Fig. 3
 def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
     """The draws of an evaluation, grouped by context count: free, and averages to its NLL."""
     draws = result.ce_BR.shape[1]
@@ -643,6 +644,28 @@ def binned_curve(result: Likelihood, num_bins: int = 16) -> list[ContextPoint]:
         if inside.sum() >= 2:
             nll, error = weighted_mean(ce[inside], weight[inside], cluster[inside])
             points.append(ContextPoint(low, stop - 1, nll, error, int(inside.sum())))
+    return points
+
+
+# Paper: Fig. 3, Eq. 10
+def exact_curve(
+    scorer: BlockScorer, contexts: Sequence[int], *, seed: int = 1234, batch_size: int = 64
+) -> list[ContextPoint]:
+    """The loss at exactly these context counts, over the tokens of blocks that are long enough."""
+    blocks = scorer.blocks
+    length = blocks.num_maskable(slice(None))
+    points = []
+    for context in contexts:
+        index = (length > context).nonzero().squeeze(1)
+        if len(index) < 2:
+            continue
+        key = stream_key(seed, "context", context)
+        parts = index.split(batch_size)
+        values = [scorer.mean(part, torch.full_like(part, context), key) for part in parts]
+        ce, weight = torch.cat(values).numpy(), length[index].double().numpy()
+        cluster = stats.document_clusters(np.asarray(blocks.documents)[index.numpy()])
+        nll, error = weighted_mean(ce, weight, cluster)
+        points.append(ContextPoint(context, context, nll, error, len(ce)))
     return points
 
 
@@ -728,14 +751,17 @@ def _show(report: dict[str, Any]) -> None:
         "blocks x draws": f"{report['num_blocks']} x {report['num_draws']}",
     }
     Table(_title(report), ["quantity", "value"], list(map(list, numbers.items()))).print()
-    rows = []
-    for p in report["context_curve"]:
-        context = str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}"
-        error = "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}"
-        rows.append([context, f"{p['nll']:.4f}", error, str(p["num_draws"])])
-    if rows:  # few blocks make no bins
-        columns = ["observed tokens", "nats", "standard error", "draws"]
-        Table("NLL by context count: bins of the draws above", columns, rows).print()
+    for title, points in (
+        ("NLL by context count: bins of the draws above", report["context_curve"]),
+        ("NLL at exact context counts: the first blocks, 512 at most", report["exact_contexts"]),
+    ):
+        rows = []
+        for p in points:
+            context = str(p["low"]) if p["low"] == p["high"] else f"{p['low']}-{p['high']}"
+            error = "-" if math.isnan(p["standard_error"]) else f"{p['standard_error']:.4f}"
+            rows.append([context, f"{p['nll']:.4f}", error, str(p["num_draws"])])
+        if rows:  # few blocks make no bins
+            Table(title, ["observed tokens", "nats", "standard error", "draws"], rows).print()
 
 
 # The command
@@ -794,7 +820,11 @@ def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
     with progress_bar("evaluating", "blocks", len(blocks)) as progress:
         more = {"draws": options.draws, "world": world, "progress": progress}
         result = evaluate_run(loaded, blocks, **more, **how)
-    with announced("measuring references"):
+    length = blocks.block_length
+    ends = [n for n in dict.fromkeys([0, 2, 8, length - 4, length - 1]) if 0 <= n < length]
+    first = blocks.slice(0, min(512, len(blocks)))
+    with announced("measuring exact context counts and references"):
+        exact = exact_curve(scorer_of(loaded, first), ends, **how)
         known: dict[str, Any] = dict.fromkeys(REFERENCES.values())
         known |= references(train, blocks, loaded.tokenizer.num_tokens) if train else {}
     data = loaded.config.data
@@ -809,6 +839,7 @@ def _measure(options: EvaluateOptions, world: World, folder: Path) -> None:
         **result.summary(),
         **known,
         "context_curve": [asdict(point) for point in binned_curve(result)],
+        "exact_contexts": [asdict(point) for point in exact],
     }
     write_results(folder, report, "evaluation")
     lines = {name: report[key] for name, key in REFERENCES.items() if report[key] is not None}

@@ -23,6 +23,7 @@ from bellmask.evaluate.likelihood import (
     _parts,
     binned_curve,
     evaluate,
+    exact_curve,
     mask_counts,
     references,
     unigram_cross_entropy,
@@ -334,12 +335,14 @@ def test_each_bin_is_the_mean_over_its_contexts():
     assert [(p.low, p.high, p.num_draws) for p in binned_curve(few, 8)] == [(0, 0, 3)]
 
 
-def test_every_block_shows_exactly_the_context_asked_for():
-    """Lengths 2, 5, 8; each block's loss is its number of masks, L_b - N_c."""
+def test_every_block_that_is_long_enough_shows_exactly_the_context_asked_for():
+    """Lengths 2, 5, 8; each block's loss is its number of masks, L_b - N_c; tokens count alike."""
     scorer = BlockScorer(scored_by_count(lambda n: n), constant_rows([2, 5, 8], 8), MASK)
-    for context, index, expected in ((0, [0, 1, 2], [2, 5, 8]), (4, [1, 2], [1, 4])):
-        found = scorer.mean(torch.tensor(index), torch.full((len(index),), context), 0)
-        assert found.tolist() == pytest.approx(expected)
+    points = exact_curve(scorer, [0, 2, 4, 7])
+    # 7 is left out: one block alone has no error
+    assert [(p.low, p.num_draws) for p in points] == [(0, 3), (2, 2), (4, 2)]
+    expected = [(2 * 2 + 5 * 5 + 8 * 8) / 15, (5 * 3 + 8 * 6) / 13, (5 * 1 + 8 * 4) / 13]
+    assert [p.nll for p in points] == pytest.approx(expected)
 
 
 def test_references_by_hand():
