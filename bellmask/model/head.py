@@ -263,14 +263,14 @@ def predict(
     The sum is float32; zero, with a working backward, for no rows. ``kernel``: which of ``KERNELS``
     sums the rows; weighted ones are always summed by our own, as the others take no weights.
     """
-    dtype = compute_dtype(w_VD)
     if y_N is None:
-        return F.linear(h_ND.to(dtype), w_VD.to(dtype), b_V.to(dtype))
+        return torch.cat([*_logits(h_ND, w_VD, b_V)])
     if not isinstance(y_N, Tensor):
         return torch.cat([y_N(logits) for logits in _logits(h_ND, w_VD, b_V)])
     if not reduce:
         parts = zip(_logits(*map(Tensor.detach, (h_ND, w_VD, b_V))), y_N.split(CHUNK_ROWS))
         return torch.cat([F.cross_entropy(z.float(), y, reduction="none") for z, y in parts])
+    dtype = compute_dtype(w_VD)
     if weight_N is not None:
         kernel = kernel if kernel in TAKE_WEIGHTS else "chunked"
         return KERNELS[kernel](h_ND, w_VD, b_V, y_N, dtype, weight_N)
