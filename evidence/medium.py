@@ -9,7 +9,7 @@ docs/results says that it is done, so that a later machine continues where anoth
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -63,7 +63,7 @@ def measure_medium(
     """Look at runs while their weights are here, then compare; False when something is left out."""
     is_whole = True
     for variants in VARIANTS, (*VARIANTS, ARM):
-        if any(read_result(name) is None for name in looks(config, ARM in variants)):
+        if not all(has(name, variants) for name in looks(config, ARM in variants)):
             seed, runs = named_runs(config, variants, jobs)
             measure_samples(runs, seed)
             measure_analyses(config, runs, seed)
@@ -74,10 +74,18 @@ def measure_medium(
 
 def looks(config: RunConfig, has_arm: bool) -> list[str]:
     """What needs weights, by the names of the results."""
+    contexts = [stem for _, stem, stage in analyses(config) if stage is None]
     if has_arm:
-        return [f"generative-medium-{ARM}"]
-    analyzed = [stem for _, stem, _ in analyses(config)]
-    return ["medium-samples", *analyzed, "zero-shot-medium", "generative-medium-smollm2"]
+        return [*contexts, f"generative-medium-{ARM}"]
+    gradients = [stem for _, stem, stage in analyses(config) if stage is not None]
+    scored = ["zero-shot-medium", "generative-medium-smollm2"]
+    return ["medium-samples", *gradients, *contexts, *scored]
+
+
+def has(name: str, variants: Iterable[str]) -> bool:
+    """Whether docs/results has it, of all these variants."""
+    found = read_result(name)
+    return found is not None and set(variants) <= set(found.get("variants", VARIANTS))
 
 
 def named_runs(
@@ -114,7 +122,7 @@ def measure_samples(runs: Mapping[str, Path], seed: int) -> None:
 def measure_analyses(config: RunConfig, runs: Mapping[str, Path], seed: int) -> None:
     """Fig. 3; Tables 1 and 2 at several checkpoints."""
     for name, stem, stage in analyses(config):
-        if read_result(stem) is not None:
+        if has(stem, runs if stage is None else ()):
             continue
         print(f"== {stem}", flush=True)
         analysis = ANALYSES[f"wikitext2-{name}"]
@@ -125,7 +133,8 @@ def measure_analyses(config: RunConfig, runs: Mapping[str, Path], seed: int) -> 
         else:
             own = {"checkpoint": str(stage), "draws": GRADIENT_DRAWS}
             options = analysis.options(runs=(str(runs["base"]),), **own)
-        write_result(stem, {**analysis.measure(options, NO_PROGRESS), "seed": seed})
+        about = {"seed": seed, "variants": list(runs)}
+        write_result(stem, analysis.measure(options, NO_PROGRESS) | about)
 
 
 def analyses(config: RunConfig) -> Iterator[tuple[str, str, int | None]]:
@@ -159,7 +168,7 @@ def measure_perplexities(
         command += ["--scorer", str(runs[ARM]) if scorer == ARM else scorer]
         command += ["--num", "32", "--seeds", "2", "--nfe", *map(str, NFE)]
         if run_or_skip(command):
-            keep_result(folder / "generative.json", name, seed=seed)
+            keep_result(folder / "generative.json", name, seed=seed, variants=list(runs))
         else:
             is_whole = False
     return is_whole
@@ -266,7 +275,8 @@ def medium_page() -> list[str]:
         lines += _generative(read_result(f"generative-medium-{scorer}"), title)
     for name, stem, stage in analyses(medium()):
         if stage is None and (numbers := read_result(stem)):
-            lines += [f"## {TITLES[name]}", "", *_pictured(name, stem, numbers)]
+            lines += [f"## {TITLES[name]}, seed {numbers['seed']}", ""]
+            lines += _pictured(name, stem, numbers)
             for table in ANALYSES[f"wikitext2-{name}"].tables(numbers):
                 if any(part in table.title for part in SHOWN[name]):
                     lines += [f"{table.title}:", "", table.markdown()]
@@ -295,8 +305,9 @@ def _gradients(name: str) -> list[str]:
         ]
         for at, row in enumerate(numbers["models"][0]["rows"])
     ]
-    columns = [HEADS[name], *(f"step {stage:,}" for stage in stages), "paper, 1M steps"]
-    lines = [f"## {TITLES[name]}, seed {numbers['seed']}", ""]
+    steps = [f"step {stage:,}, seed {found['seed']}" for stage, found in stages.items()]
+    columns = [HEADS[name], *steps, "paper, 1M steps"]
+    lines = [f"## {TITLES[name]}", ""]
     lines += ["Base; cosine of gradients of all parameters, ± standard error over draws:", ""]
     lines += [Table("", columns, rows).markdown()]
     lines += [f"All parts of the network at step {last:,}, and an untrained one:", ""]

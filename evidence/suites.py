@@ -116,6 +116,7 @@ def measure_suites(chosen: Mapping[str, RunConfig], jobs: int) -> bool:
     for setting, config in chosen.items():
         for name, variants, seeds in comparisons(setting):
             if is_stored(f"{setting}-{name}", variants, seeds):
+                print(f"== {setting}: {name}: docs/results has it")
                 continue
             print(f"== {setting}: {name}, {len(seeds)} seed(s)", flush=True)
             batch = 128 if name == LARGER_BATCH else config.train.batch_size

@@ -19,19 +19,16 @@ from suites import (
     ARM,
     HEADLINE,
     TEXTS,
-    WIKITEXT,
     headline_figure,
     headline_table,
     judge_suites,
     load,
-    noise,
     suites_page,
     targets_table,
 )
 from tuning import tuning_page
 from why import analyses_page, judge_findings
 
-from bellmask.compare.report import show_speed_up
 from bellmask.utils.table import Table
 
 
@@ -102,7 +99,7 @@ def results_page() -> list[str]:
     title, figure = headline_figure()
     lines = [HEAD, headline_table(), HEADLINE_NOTE]
     lines += [f"![{title}: base and bell](figures/{figure}.png)", "", *targets_table()]
-    lines += ["## Verdicts", "", *verdict_table(), *repetition(), "## What is not shown", ""]
+    lines += ["## Verdicts", "", *verdict_table(), "## What is not shown", ""]
     if pages.read_result("adapting-answers") is None:
         lines.append("- App. E: answers side by side (`make evidence CHAT=FILE` writes them).")
     lines += [NOT_SHOWN.rstrip(), *few_seeds(), "", "## Details", ""]
@@ -125,22 +122,6 @@ def verdict_table() -> list[str]:
             Table("", ["", "", "", ""], [row.cells() for row in rows]).markdown().splitlines()[2:]
         )
     return [*lines, ""]
-
-
-def repetition() -> list[str]:
-    """Base and bell of WikiText-2 are in the suite `fast`, too; shown if they vary more there."""
-    again, headline = pages.read_result("fast"), load()[WIKITEXT][HEADLINE]
-    if again is None or noise(again) <= noise(headline):
-        return []
-    found = show_speed_up(again["variants"]["bell"]["comparison"])
-    return [
-        "Base and bell on WikiText-2 were trained twice with the same seeds, by different versions",
-        "of the code. The second time ([fast recipe](performance.md#the-fast-recipe), test split),",
-        f"one base stays longer on the unigram plateau, and the speed-up is {found}.",
-        f"With the noise of those runs, seeds must differ by {noise(again):.2f} nats, not",
-        f"{noise(headline):.2f}, to be significant: verdicts on one seed are provisional.",
-        "",
-    ]
 
 
 def few_seeds() -> list[str]:
