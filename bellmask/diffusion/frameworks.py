@@ -45,6 +45,8 @@ def mask_tokens(
     the uniforms that decide (float64 where exactness across machines matters), drawn from
     ``generator`` when not given. Tokens that are not maskable (pads, prompts) stay visible.
     """
+    if mask_rate.shape != x0_BL.shape[:1]:
+        raise ValueError(f"mask_rate needs one rate for each of {len(x0_BL)} rows")
     if u_BL is None:
         dtype = torch.float32 if x0_BL.device.type == "mps" else torch.float64  # a Mac has none
         u_BL = torch.rand(x0_BL.shape, dtype=dtype, device=x0_BL.device, generator=generator)

@@ -387,6 +387,8 @@ def _scorer(
     arrays = [torch.as_tensor(row).cpu().numpy() for row in rows]
     if not arrays:
         raise UserError("at least one row is needed")
+    if any((row == mask_id).any() for row in arrays):
+        raise UserError(f"mask_id {mask_id} occurs in the rows; it must not be a token of the text")
     width = max(map(len, arrays))
     blocks = Blocks.from_rows(
         Row(np.pad(row, (0, width - len(row))), len(row), number, starts[number] if starts else 0)

@@ -337,6 +337,7 @@ def print_plan(told: Section, name: str) -> None:
     p, flops, timing, memory = (told[k] for k in ("parameters", "flops", "timing", "memory"))
     saved, data = told["checkpoints"], told["data"]
     seconds = [f"{timing[part]:.3g} s" for part in ("passes", "update", "exposed")]
+    hours = ((timing["hours"], "h"), (told["device_hours"], "device hours"))
     size = f"{decimal(data['num_bytes'])}, " if data["num_bytes"] else ""
     rows = {
         "parameters": f"{p['total']:,}, {p['trained']:,} of them trained",
@@ -348,7 +349,9 @@ def print_plan(told: Section, name: str) -> None:
         "epochs": "unknown" if told["epochs"] is None else f"{told['epochs']:.3g}",
         "one step": f"{timing['step']:.3g} s, {told['utilization']:.1%} of peak",
         "passes, update, communication": f"{', '.join(seconds)} ({timing['source']})",
-        "all steps": f"{timing['hours']:,.3g} h, {told['device_hours']:,.3g} device hours",
+        "all steps": ", ".join(
+            f"{n:,.0f} {of}" if n >= 100 else f"{n:.3g} {of}" for n, of in hours
+        ),
     }
     Table(f"{name} on {told['devices']}", ["", ""], [*rows.items()]).print()
     parts = [[p["name"], decimal(p["num_bytes"]), p["note"]] for p in memory["parts"]]

@@ -49,6 +49,8 @@ def test_given_uniforms_decide_and_the_ends_are_exact(dtype):
     alphas = torch.tensor([1.0, 0.0, 0.7])
     _, is_masked = mask_tokens(torch.zeros(3, 4).long(), 1 - alphas, mask_id=MASK, u_BL=u)
     assert is_masked.tolist() == [[False] * 4, [True] * 4, [True, True, False, False]]
+    with pytest.raises(ValueError, match="each of 3 rows"):
+        mask_tokens(torch.zeros(3, 4).long(), alphas[:1], mask_id=MASK, u_BL=u)
 
 
 @settings(deadline=None, derandomize=True, max_examples=30)

@@ -148,6 +148,8 @@ def test_a_network_that_ignores_context_has_its_cross_entropy():
         lambda x: logits.expand(*x.shape, 4), [[2, 2, 1, 1]], mask_id=3, starts=[2]
     )
     assert given.nll == pytest.approx(-log_p[1].item(), rel=1e-6)
+    with pytest.raises(UserError, match="mask_id 2 occurs"):
+        bellmask.nelbo(lambda x: logits.expand(*x.shape, 4), rows, mask_id=2)
 
 
 if __name__ == "__main__":
