@@ -527,15 +527,20 @@ def seed_numbers(judged: Sequence[Judged]) -> Numbers:
 def summarize(results: Sequence[Numbers], judged: Sequence[Judged]) -> Numbers:
     """Mean ± deviation over seeds of every headline that there is.
 
+    Length-controlled there is none unless all seeds have one: those that A or B wins outright have
+    no fit, and a mean of the others would be biased.
     ``judged`` holds the outcomes of all seeds: errors over tasks come from all of them together,
     around the rate of all. A task is one cluster, whichever the seed.
     """
     rates, pooled = win_rates(judged), two_term(*columns(judged))
     rates["length_controlled"] = Estimate(pooled.value, pooled.error, rates["win_rate"].n)
-    return {
+    found = {
         name: _over_seeds([result[name] for result in results], _known_error(rate))
         for name, rate in rates.items()
     }
+    if found["length_controlled"]["count"] < len(results):
+        found["length_controlled"] |= dict.fromkeys(("mean", "deviation", "error"), float("nan"))
+    return found
 
 
 def _known_error(rate: Estimate) -> float | None:
