@@ -263,7 +263,9 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
         settings.recompile_limit = 64  # type: ignore[attr-defined]  # shapes of training, validation, samples
         # at once for any number of masked rows, not first for one: sooner, and a resumed run
         # multiplies by the same kernels as one that was not stopped
-        torch.compiler.config.dynamic_sources = "L['rows_N']"
+        rows, sources = "L['rows_N']", torch.compiler.config.dynamic_sources
+        if rows not in sources.split(","):  # the user may have named others
+            torch.compiler.config.dynamic_sources = ",".join(filter(None, (sources, rows)))
         for block in blocks:
             block.compile()
         model.uses_flex_attention = device.type == "cuda"
