@@ -271,11 +271,10 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
         model.uses_flex_attention = device.type == "cuda"
     if not plan.layout.is_sharded:
         return model.to(device)
-    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
-    names: tuple[str, ...] = ("copies", "parts")
+    shape = {"copies": plan.layout.copies, "parts": plan.layout.processes_per_copy}
     if plan.layout.copies == 1:
-        shape, names = shape[1:], names[1:]
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        del shape["copies"]
+    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     policy = MixedPrecisionPolicy()
     if plan.precision == torch.bfloat16:
         # inputs stay as they are: autocast decides what is multiplied in which type
