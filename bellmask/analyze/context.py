@@ -142,7 +142,8 @@ def _measure(options: ContextOptions, progress: Progress) -> dict[str, Any]:
         steps = {name: chosen[-1:] for name, chosen in steps.items()}
     for run in runs:
         if isinstance(options, DropOptions) and len(steps[run.name]) < 2:
-            raise UserError(f"{run.folder} has one checkpoint; train with --checkpoint.keep-steps")
+            words = f"context-drop needs two --checkpoints; of {run.folder} {steps[run.name]} are"
+            raise UserError(f"{words} chosen (keep more with --checkpoint.keep-steps)")
     first = runs[0].load(runs[0].steps[-1], options.device)
     train, valid = first.blocks()
     first.check_same_data(train)
@@ -195,8 +196,7 @@ def _stages(
 
 def _drops(run: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """``100 to 300``: the fall of the NLL between these steps."""
-    pairs = itertools.pairwise(run["stages"])
-    return {f"{a['step']} to {b['step']}": b["drop"] for a, b in pairs}
+    return {f"{a['step']} to {b['step']}": b["drop"] for a, b in itertools.pairwise(run["stages"])}
 
 
 def _bin_table(title: str, curves: Mapping[str, Sequence[dict[str, Any]]]) -> Table:

@@ -261,8 +261,7 @@ def open_corpus(options: DataOptions, split: Split, cache: Path) -> tuple[Source
     if policy.spans:  # of a text with a verified hash, whatever its source
         digest = cast(InWheel, policy.splits[split]).sha256
         source = replace(source, identity=f"{digest}{policy.spans[split]}")
-    is_cut = split == "valid" or options.valid in (None, name)
-    if policy.holdout and is_cut:
+    if policy.holdout and (split == "valid" or options.valid in (None, name)):
         source = _hold_out(source, policy, split, is_local=files is not None)
     return source, policy
 
@@ -277,11 +276,8 @@ def _open_named(
     part = policy.splits.get("train" if policy.holdout else split)
     if part is None:
         have = ", ".join(policy.splits) or "no split that can be fetched"
-        raise UserError(
-            f"corpus {name!r} has {have}, but no {split} text"
-            + (f" ({policy.note})" if policy.note else "")
-            + "; give files with --data.from PATH"
-        )
+        words = f"but no {split} text" + (f" ({policy.note})" if policy.note else "")
+        raise UserError(f"corpus {name!r} has {have}, {words}; give files with --data.from PATH")
     title = f"{name}/{split}"
     if isinstance(part, InWheel):
         return readers.wheel_source(title, part, rule=rule, cache=cache)
@@ -303,8 +299,7 @@ def _open_files(name: str, pattern: str, policy: Corpus, rule: DocumentRule) -> 
         for path in readers.find_files(pattern):
             if (found := readers.hash_text(path)) != part.sha256:
                 raise UserError(f"{path} is not {name}: SHA-256 {found}, not {part.sha256}")
-    parts = policy.splits.values()
-    has_lines = any(isinstance(part, HubSplit) and part.rows_are_lines for part in parts)
+    has_lines = any(isinstance(p, HubSplit) and p.rows_are_lines for p in policy.splits.values())
     row_rule = policy.documents if has_lines else None
     return readers.file_source(pattern, rule=rule, column=policy.column, row_rule=row_rule)
 
@@ -315,7 +310,8 @@ def _hold_out(source: Source[Piece], corpus: Corpus, split: Split, is_local: boo
     if count is None:
         count = sum(piece.is_end for piece in source.read())
     if count <= corpus.holdout:
-        raise UserError(f"{source.name} has {count} documents, too few; give --data.valid PATH")
+        words = f"has {count} documents, and the last {corpus.holdout} are validation"
+        raise UserError(f"{source.name} {words}; give --data.valid PATH")
     border = count - corpus.holdout
     start, stop = (0, border) if split == "train" else (border, None)
     return replace(

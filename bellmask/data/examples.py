@@ -48,7 +48,8 @@ def open_examples(source: str, counts: tuple[str, ...] = ()) -> ExampleSource:
             raise UserError(f"{source!r}: a value after {kind}: is missing")
         return open_tasks(rest, counts) if kind == "tasks" else _OPENERS[kind](rest)
     if is_word(source):
-        raise UserError(f"unknown examples {source!r}: a file, tasks, hub:, sharegpt: or toy:copy")
+        kinds = ".jsonl, .json or .parquet file, tasks, tasks:FOLDER, hub:OWNER/NAME, sharegpt:FILE"
+        raise UserError(f"unknown examples {source!r} (a {kinds}, toy:copy, toy:reverse, toy:sums)")
     return example_files(source)
 
 

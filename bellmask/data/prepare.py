@@ -96,7 +96,9 @@ class Preparation:
             if not self.done["bytes"]:
                 raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
-                raise UserError(f"data {self.source.name!r} is shorter than data.block_length")
+                hint = f"{self.rules.block_length}: give more text, a smaller one, or"
+                words = f"is shorter than data.block_length={hint} --data.remainder keep"
+                raise UserError(f"data {self.source.name!r} {words}")
         except UserError:
             shutil.rmtree(self.scratch, ignore_errors=True)  # invalid input: nothing to keep
             raise
@@ -194,7 +196,8 @@ def _rules(options: DataOptions, policy: corpora.Corpus, tokenizer: Tokenizer) -
     has_eos = tokenizer.eos_id >= 0
     needs_eos = policy.wrap or options.packing == "unpacked" or options.document_attention
     if needs_eos and not has_eos:
-        raise UserError(f"data.tokenizer={options.tokenizer} has no EOS, so rows cannot be wrapped")
+        omit = "omit --data.wrap, --data.packing unpacked and --data.document-attention"
+        raise UserError(f"data.tokenizer={options.tokenizer} has no EOS: {omit}, or use another")
     return PackingRules(
         options.block_length,
         tokenizer.eos_id,

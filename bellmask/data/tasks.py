@@ -483,7 +483,7 @@ def questions(
             for part in passages(record, number) if is_novel else (record,):
                 yield read(part)
         except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-            named = ", ".join(record)
+            named = ", ".join(map(str, record))
             raise UserError(f"{task}, record {number + 1}: {error!r} in {named}") from None
 
 

@@ -101,7 +101,7 @@ class ExactMatch:
 # determines the answers. Existing answers are reused, so an interrupted exam continues, and adding
 # seeds computes only the new ones.
 
-FORMAT = 2
+FORMAT = 3
 """Increased when code changes the answers of a run: old answers are not reused."""
 
 

@@ -212,7 +212,8 @@ class EndpointJudge:
         judged = [self._judged(pair) for pair in pairs]
         records = self._records(judged)
         if records and all("refused" in record for record in records):
-            raise UserError(f"the judge rejected all requests: {records[0]['refused']}")
+            why = f"{records[0]['refused']}; they are stored in {self.transcript.store.path}"
+            raise UserError(f"the judge rejected all requests: {why}: delete those lines to retry")
         return judged
 
     def _judged(self, pair: Pair) -> Judged:
@@ -345,11 +346,12 @@ class LocalJudge:
         both = [one.grounds.values() for one in judged]
         num_cut = sum(any(score["is_cut"] for score in scores) for scores in both)
         num_inexact = sum(not all(score["is_exact"] for score in scores) for scores in both)
-        lines = {
-            f"{num_cut} of {len(judged)} pairs did not fit into the judge's context.": num_cut,
-            f"{num_inexact} of {len(judged)} pairs are approximate.": num_inexact,
+        counts = {
+            "did not fit into the judge's context: ends of answers do not count": num_cut,
+            "are approximate: an answer changes the tokens of its request": num_inexact,
         }
-        return {"fingerprint": self._fingerprint}, [line for line, count in lines.items() if count]
+        lines = [f"{n} of {len(judged)} pairs {what}." for what, n in counts.items() if n]
+        return {"fingerprint": self._fingerprint}, lines
 
 
 # Length-controlled win rates between two models, with two terms.
@@ -502,8 +504,7 @@ def win_rates(judged: Sequence[Judged]) -> dict[str, Estimate]:
 def _mean(value_N: Floats, task_N: Labels) -> Estimate:
     if not len(value_N):
         return Estimate(float("nan"), float("nan"), 0)
-    error = clustered_error(value_N, task_N)
-    return Estimate(float(value_N.mean()), error, len(np.unique(task_N)))
+    return Estimate(float(value_N.mean()), clustered_error(value_N, task_N), len(set(task_N)))
 
 
 def count_results(judged: Sequence[Judged]) -> dict[str, int]:
@@ -527,15 +528,20 @@ def seed_numbers(judged: Sequence[Judged]) -> Numbers:
 def summarize(results: Sequence[Numbers], judged: Sequence[Judged]) -> Numbers:
     """Mean ± deviation over seeds of every headline that there is.
 
+    Length-controlled there is none unless all seeds have one: those that A or B wins outright have
+    no fit, and a mean of the others would be biased.
     ``judged`` holds the outcomes of all seeds: errors over tasks come from all of them together,
     around the rate of all. A task is one cluster, whichever the seed.
     """
     rates, pooled = win_rates(judged), two_term(*columns(judged))
     rates["length_controlled"] = Estimate(pooled.value, pooled.error, rates["win_rate"].n)
-    return {
+    found = {
         name: _over_seeds([result[name] for result in results], _known_error(rate))
         for name, rate in rates.items()
     }
+    if found["length_controlled"]["count"] < len(results):
+        found["length_controlled"] |= dict.fromkeys(("mean", "deviation", "error"), float("nan"))
+    return found
 
 
 def _known_error(rate: Estimate) -> float | None:

@@ -515,7 +515,8 @@ class Budget:
         size = f"about {num_input:,} tokens in, at most {num_output:,} out"
         words = f"estimate: {len(requests):,} requests, {size}, {cost}"
         if self.max_usd is not None and usd > self.max_usd:
-            raise UserError(f"--max-usd {self.max_usd:g} is not enough; {words}; nothing was sent")
+            hint = "nothing was sent: increase it, or reduce --tasks or --seeds"
+            raise UserError(f"--max-usd {self.max_usd:g} is not enough; {words}; {hint}")
         return words
 
     def reserve(self, request: ChatRequest, stop: threading.Event) -> float:
@@ -529,10 +530,9 @@ class Budget:
                 if stop.is_set():
                     raise Stopped
                 if not self._under_way:
-                    raise EndpointError(
-                        f"the spending limit is reached: ${self.spent:,.4f} of --max-usd "
-                        f"{most:g} used, and the next request may cost ${usd:,.4f}"
-                    )
+                    words = f"{most:g} used, and the next request may cost ${usd:,.4f}"
+                    words = f"${self.spent:,.4f} of --max-usd {words}"
+                    raise EndpointError(f"the spending limit is reached: {words}")
                 self._settled.wait(0.5)
             self._under_way.append(usd)
         return usd

@@ -486,7 +486,7 @@ def read_plain(text: str, top: Mapping[str, float]) -> Verdict:
 # An answer depends only on the run, the sampling, the seed and the task, so it is cached under a
 # key of these. Later turns include the earlier ones with their answers.
 
-FORMAT = 1
+FORMAT = 2
 """Increased when code changes the answers of a run."""
 CHUNK = 64
 """Answers that are generated before they are stored."""

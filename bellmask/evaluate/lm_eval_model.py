@@ -58,7 +58,7 @@ from bellmask.utils.store import Store, content_key
 logger = logging.getLogger(__name__)
 
 WHERE = "--model_args of the model bellmask"
-FORMAT = 3
+FORMAT = 4
 """Increased when code changes the measurement: old answers are not reused."""
 BOOTSTRAPS = 1000
 """Resamples for standard errors that have no formula, such as perplexity's."""

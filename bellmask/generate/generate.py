@@ -204,7 +204,8 @@ def _messages(listed: Any, where: str) -> tuple[Message, ...]:
     roles = [turn["role"] for turn in turns]
     turn_roles = roles[1:] if roles[:1] == ["system"] else roles
     if turn_roles != ["user", "assistant"] * (len(turn_roles) // 2) + ["user"]:
-        raise UserError(f"{where}: user and assistant must take turns: {', '.join(roles) or None}")
+        rule = "after an optional system message user and assistant alternate, the user first and"
+        raise UserError(f"{where}: {rule} last; got {', '.join(roles) or 'no messages'}")
     return tuple(Message(turn["role"], turn["content"]) for turn in turns)
 
 

@@ -297,7 +297,9 @@ def load_tensors(
     """
     damage = None if is_intact else find_damage(folder, world)
     if damage:
-        raise UserError(f"checkpoint {folder} is damaged: {damage}; use another --checkpoint")
+        others = [step_of(other) for other in list_checkpoints(folder.parent) if other != folder]
+        hint = f"; use --checkpoint STEP (others: {str(others)[1:-1]})" if others else ""
+        raise UserError(f"checkpoint {folder} is damaged: {damage}{hint}")
     import torch.distributed.checkpoint as dcp
 
     with warnings.catch_warnings(), torch.no_grad():

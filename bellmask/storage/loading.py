@@ -107,7 +107,8 @@ def load(
         raise UserError(f"there is no folder {folder}")
     is_run = (folder / "checkpoints").exists()
     if not is_run and not is_export(folder) and (folder / MODEL).exists():
-        raise UserError(f"{name} is not a run; adapt it: bellmask train cpt --start.model {name}")
+        how = f"bellmask train cpt --start.model {name}, or bellmask import {name} --format mdlm"
+        raise UserError(f"{name} is not a run: adapt a causal LM with {how}")
     own = OWN if is_export(folder) else ""
     if not (folder / own / "config.json").exists():
         raise UserError(f"{folder} is not a run folder: it has no config.json")
@@ -346,4 +347,5 @@ def local_folder(name: str) -> Path:
     try:
         return Path(library.snapshot_download(repo_id=name))
     except Exception as error:  # no network, no such name, no access: the user can fix all of them
-        raise UserError(f"there is no {name}, here or on the hub ({first_line(error)})") from None
+        words = f"there is no {name}, here or on the hub ({first_line(error)}); check the name and"
+        raise UserError(f"{words} the network, and 'hf auth login' for private models") from None

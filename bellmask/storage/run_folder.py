@@ -100,7 +100,7 @@ def read_description(folder: Path) -> dict[str, Any]:
     if not files.is_whole(written):
         raise UserError(f"{path} is damaged: its format is {written!r}, not a whole number")
     if written > FORMAT:
-        raise UserError(f"{folder} was written by a newer bellmask (format {written}); update it")
+        raise UserError(f"{folder} has format {written}, a newer one: update bellmask")
     return found
 
 

@@ -263,17 +263,18 @@ def parallelize(model: Network, plan: ParallelPlan, device: torch.device) -> Net
         settings.recompile_limit = 64  # type: ignore[attr-defined]  # shapes of training, validation, samples
         # at once for any number of masked rows, not first for one: sooner, and a resumed run
         # multiplies by the same kernels as one that was not stopped
-        torch.compiler.config.dynamic_sources = "L['rows_N']"
+        rows, sources = "L['rows_N']", torch.compiler.config.dynamic_sources
+        if rows not in sources.split(","):  # the user may have named others
+            torch.compiler.config.dynamic_sources = ",".join(filter(None, (sources, rows)))
         for block in blocks:
             block.compile()
         model.uses_flex_attention = device.type == "cuda"
     if not plan.layout.is_sharded:
         return model.to(device)
-    shape: tuple[int, ...] = (plan.layout.copies, plan.layout.processes_per_copy)
-    names: tuple[str, ...] = ("copies", "parts")
+    shape = {"copies": plan.layout.copies, "parts": plan.layout.processes_per_copy}
     if plan.layout.copies == 1:
-        shape, names = shape[1:], names[1:]
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=names)
+        del shape["copies"]
+    mesh = init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     policy = MixedPrecisionPolicy()
     if plan.precision == torch.bfloat16:
         # inputs stay as they are: autocast decides what is multiplied in which type

@@ -121,7 +121,7 @@ def _begin(
     notes = []
     dropout, near = config.model.dropout, config.model.local_conv or model.local_conv
     if model.local_conv not in (0, near):
-        raise UserError(f"model.local_conv={near}: that of the start is {model.local_conv}")
+        raise UserError(f"model.local_conv={near}: start.model has {model.local_conv}")
     if backbone is not None:
         check_length(config, backbone, str(config.start.model or config.start.architecture))
         model = ModelOptions(backbone="causal_lm")
@@ -164,8 +164,7 @@ def _from_run(config: RunConfig, folder: Path) -> Start:
             if name in weights or name != "local_conv.weight":  # that may be new
                 parameter.copy_(weights[name])
 
-    mark = hashlib.sha256((folder / "run.json").read_bytes()).hexdigest()
-    mark = f"{mark}/{source.step}"
+    mark = f"{hashlib.sha256((folder / 'run.json').read_bytes()).hexdigest()}/{source.step}"
     return _begin(config, source.config.model, backbone, source.tokenizer, fill, mark)
 
 
@@ -173,7 +172,8 @@ def _check_own_trunk(config: RunConfig, theirs: RunConfig, folder: Path) -> None
     """What weights of the built-in DiT cannot be used for."""
     name = config.framework.name
     if theirs.framework.name != name:
-        raise UserError(f"start.model={folder} has framework {theirs.framework.name}, not {name}")
+        words = f"has framework {theirs.framework.name}, not {name}, and keeps it; to adapt an ARM"
+        raise UserError(f"start.model={folder} {words} pretrain with --start.architecture")
     _check_model(config, theirs.model, folder)
     if config.start.lora_rank or config.start.anneal_steps != 1:
         raise UserError("--start.lora-rank and --start.anneal-steps are for causal LMs")

@@ -500,6 +500,7 @@ def check_same_run(
     for key, what in watched.items():
         if before.get(key) != now.get(key):
             values = "" if "fingerprint" in key else f" (was {before.get(key)}, now {now[key]})"
+            values += "; restore it, or use another --out"
             raise UserError(f"{what} has changed since {folder} was started{values}")
 
 
@@ -522,7 +523,8 @@ def check_resumable(folder: Path, config: RunConfig) -> None:
     changed = [o for o in now if now[o] != before[o] and not beside.get(o, is_free_option(o))]
     if changed:
         lines = [f"  {o}: was {before[o]}, now {now[o]}" for o in changed]
-        raise UserError("\n".join(["these options cannot change on resume:", *lines]))
+        words = "these options cannot change on resume (omit them, or use another --out):"
+        raise UserError("\n".join([words, *lines]))
 
 
 def find_start(config: RunConfig, folder: Path, resume: str, world: World) -> Path | None:

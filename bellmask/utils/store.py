@@ -56,7 +56,7 @@ class Store(dict[str, dict[str, Any]]):
                     raise TypeError
             except (ValueError, KeyError, TypeError):
                 if line:  # an empty one follows a torn one
-                    raise UserError(f"{self.path}, line {number} is damaged; delete it") from None
+                    raise UserError(f"{self.path} is damaged: delete line {number}") from None
             else:
                 yield record
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from bellmask.data.toys import ExactDenoiser, ToySource
 from bellmask.diffusion.frameworks import Mdm, any_order, arm, sigma_arm
 from bellmask.evaluate.likelihood import BlockScorer
 from bellmask.run import load_run
+from bellmask.utils.errors import UserError
 
 MASK, PAD = 50, 49
 UNEVEN = ToySource.markov(
@@ -144,6 +146,8 @@ def test_a_drop_is_the_paired_difference_of_two_stages(zoo, tmp_path):
     shutil.copytree(last, folder / "checkpoints/step-000000090")
     progress = Counted()
     options = DropOptions(runs=(str(folder),), bins=3, blocks=40)
+    with pytest.raises(UserError, match=r"needs two --checkpoints; of .*steps \[30\] are chosen"):
+        CONTEXT_DROP.measure(replace(options, checkpoints=(30,)), progress)
     found = CONTEXT_DROP.measure(options, progress)
     assert (progress.totals, progress.done) == ([3], 3)
     assert json.loads(json.dumps(found, allow_nan=False)) == found

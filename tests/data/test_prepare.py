@@ -93,9 +93,13 @@ def test_preparing_stopped_at_every_step_gives_the_same_bytes(tmp_path, layout):
 
 
 def test_an_empty_file_is_called_empty(tmp_path):
-    for text, told in (("\n", "is empty"), ("short", "shorter than data.block_length")):
+    for text, told in (("\n", "is empty"), ("short", "shorter than .*--data.remainder keep")):
         with pytest.raises(UserError, match=told):
             prepare(options(tmp_path, text), BYTES, "train")
+    endless, unpacked = ByteTokenizer(), options(tmp_path, "text", packing="unpacked")
+    endless.eos_id = -1
+    with pytest.raises(UserError, match=r"no EOS: omit --data\.wrap, --data\.packing unpacked"):
+        prepare(unpacked, endless, "train")
 
 
 def test_going_on_does_not_encode_again_what_the_files_bear_out(tmp_path):

@@ -347,5 +347,5 @@ def test_the_last_documents_of_local_files_are_held_out(monkeypatch, tmp_path, c
     rows = [[BYTES.decode(row) for row in part] for part in parts]
     assert rows == [documents[:-3], documents[-3:]]
     write(tmp_path, a="a\nb\n", b="c\n")
-    with pytest.raises(UserError, match=r"3 documents.*--data\.valid"):
+    with pytest.raises(UserError, match=r"3 documents, .*last 3 are validation; .*--data\.valid"):
         open_corpus(data, "train", tmp_path)

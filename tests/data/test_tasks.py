@@ -197,6 +197,7 @@ def test_of_two_equal_choices_the_label_decides_and_other_records_are_refused():
     for task, record, names in (
         ("piqa", {"text": "a"}, r"piqa, record 1.*'goal'.*text"),
         ("infilling", {"text": "a"}, "record 1.*text"),
+        ("piqa", {1: "a", None: "b"}, "record 1.* in 1, None"),
         ("hellaswag", {**SWAG, "endings": "['a', 'b']", "label": "1"}, "not a list"),
         ("pika", {}, "'piqa'"),
     ):

@@ -129,7 +129,7 @@ def test_cautions_of_answers(side):
         ("single", FIVE, "fine-tuned on single requests"),
         ("single", short, ""),
         ("text", short, "not fine-tuned"),
-        ("turns", long, "2 of 6 requests did not fit into rows of 96 tokens"),
+        ("turns", long, "2 of 6 requests did not fit"),
     ):
         found = side(name).answers(asked, [0, 1]).cautions
         assert len(found) == bool(expected)
@@ -329,8 +329,8 @@ def test_cautions_of_likelihoods(tmp_path):
     judge = LocalJudge(Counting(is_merging=True, context=7), tmp_path / "l.jsonl")
     judged = judge.judge([*PAIRS, pair_of("x", "y", turns=["w " * 20])])
     cut, inexact = judge.about(judged)[1]
-    assert cut.startswith("2 of 9 pairs did not fit")
-    assert inexact.startswith("In 8 of 9 pairs")
+    assert cut.startswith("2 of 9 pairs did not fit into the judge's context: ")
+    assert inexact.startswith("8 of 9 pairs are approximate: ")
     assert (judged[-1].result, judged[-1].preference) == ("unreadable", None)
 
 

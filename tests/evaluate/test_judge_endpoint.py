@@ -347,7 +347,7 @@ def test_the_estimate_by_hand():
     words = Budget(prices, 1.01 * usd, "gpt-4o").check([request])
     assert f"1 requests, about {tokens_in} tokens in, at most 300 out" in words
     assert f"${usd:.4f}" in words
-    with pytest.raises(UserError, match="--max-usd"):
+    with pytest.raises(UserError, match=r"--max-usd .* reduce --tasks or --seeds"):
         Budget(prices, 0.99 * usd, "gpt-4o").check([request])
     foreign = ChatRequest("j", (("user", "日本語"),), max_tokens=10)
     assert foreign.prompt_tokens() == 3 + TOKENS_PER_MESSAGE

@@ -45,11 +45,11 @@ def test_a_newer_run_is_refused(copy_run, tmp_path):
         ("report", run, copy_run("base"), "--out", tmp_path / "report"),
     )
     again = ("train", run / "config.json", "--out", run, "--resume", "auto")
-    refuses(*again, names="newer bellmask")
+    refuses(*again, names="update bellmask")
     options = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(options | {"unheard_of": {"option": 1}}))
     for command in commands:
-        refuses(*command, names="newer bellmask")
+        refuses(*command, names="update bellmask")
 
 
 @pytest.mark.parametrize("value", ["1", None, True, -1, 1.5])

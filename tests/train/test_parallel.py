@@ -262,6 +262,16 @@ def test_another_number_of_masked_rows_compiles_nothing_anew(small_config):
     assert graphs[0] == graphs[1] == graphs[2] > 0
 
 
+@pytest.mark.parametrize(("given", "expected"), [("", ""), ("L['x']", "L['x'],")])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler of torch.jit
+def test_sources_that_the_user_marks_as_dynamic_stay_so(given, expected, small_config):
+    plan = plan_parallel(small_config("--train.compile", "True"), World())
+    with torch.compiler.config.patch(dynamic_sources=given):
+        for _ in range(2):  # the second time it is there
+            parallelize(Denoiser(ModelOptions(num_layers=1, width=16), 9), plan, World().device)
+        assert torch.compiler.config.dynamic_sources == f"{expected}L['rows_N']"
+
+
 def test_blocks_are_not_compiled_without_a_compiler(small_config, monkeypatch):
     """By default a note says so; on request it is an error."""
     given, auto = (

@@ -135,7 +135,7 @@ def test_changed_text_is_refused(copy_run, zoo, tmp_path):
     (run / "config.json").write_text(json.dumps(config))
     succeeds(*resume(run))
     text.write_text((zoo / "text.txt").read_text()[5:])
-    refuses(*resume(run), names="training text")
+    refuses(*resume(run), names=f"training text has changed since {run} was started; restore it")
 
 
 def test_folders_in_use_are_refused(copy_run, zoo, tmp_path):

@@ -110,7 +110,7 @@ OURS = "--model.width 8 --model.num-layers 2 --model.num-heads 2"
         ("--start.model LM --start.mask-token -1", "start.mask_token=-1"),
         ("--start.model LM --start.checkpoint best", "start.checkpoint"),
         ("--start.architecture missing", "missing"),
-        (f"--start.model BASE {OURS} --framework arm", "framework"),
+        (f"--start.model BASE {OURS} --framework arm", "pretrain with --start.architecture"),
         ("--start.model BASE --model.width 32", "--model"),
         (f"--start.model BASE {OURS} --start.lora-rank 2", "causal LMs"),
         ("--start.model LM --framework arm --model.local-conv 3", "model.local_conv"),
@@ -127,7 +127,7 @@ def test_what_a_start_cannot_be_used_for(options, named, small_config, lm, zoo):
 
 
 def test_a_causal_lm_in_place_of_a_run_is_told_which_preset_adapts_it(lm):
-    with pytest.raises(UserError, match=f"bellmask train cpt --start.model {lm}"):
+    with pytest.raises(UserError, match=f"cpt --start.model {lm}, or bellmask import {lm} "):
         load_run(lm)
 
 
