@@ -168,10 +168,8 @@ class Template:
         try:
             return rules.from_string(self.source or "")
         except Exception as error:  # not Jinja, nested too deeply, or not even text
-            raise UserError(
-                f"the tokenizer's chat template is not valid: {first_line(error)}; "
-                "use --sft.template plain"
-            ) from None
+            found = f"the tokenizer's chat template is not valid: {first_line(error)}"
+            raise UserError(f"{found}; use --sft.template plain") from None
 
 
 def _refuse(message: str) -> NoReturn:

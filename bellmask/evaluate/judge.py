@@ -710,7 +710,7 @@ def _longest_answer(name: str, options: PairwiseOptions) -> int:
     if options.length is not None:
         return options.length
     if not (Path(name) / "run.json").is_file():
-        raise UserError(f"{name} is neither run nor export: give --length for the estimate")
+        raise UserError(f"there is no run {name}; of a hub model give --length")
     config = read_config(Path(name), OWN if is_export(Path(name)) else "")
     return default_length(Path(name), config.data.block_length)
 

@@ -245,18 +245,13 @@ def _embedded(trace: Trace, first: int) -> str:
     for sample in trace.samples:
         steps = [[0, 1, 0], *([one.number, one.t, one.calls] for one in sample.steps)]
         positions = [
-            [(text and _broken(text), since, again) for text, since, again in past]
-            for past in sample.history()
+            [(c and visible(c).replace(LINE_END, f"{LINE_END}\n"), *more) for c, *more in past]
+            for past in sample.history()  # lines break after their symbol
         ]
         samples.append({"num_steps": sample.num_steps, "steps": steps, "positions": positions})
     content = {"first": first, "colors": reveal_colors(), "samples": samples}
     text = json.dumps(content, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _broken(text: str) -> str:
-    """A token's text without control codes; lines break after their symbol."""
-    return visible(text).replace(LINE_END, LINE_END + "\n")
 
 
 _FILES = files("bellmask.generate")
