@@ -285,7 +285,8 @@ def hold_out(
     while whole_documents and border > 0 and number[border] == number[border - 1]:
         border -= 1
     if border < 1:
-        raise UserError(f"{option} has {len(blocks)} row(s): too few to hold some out; give more")
+        own = f"--{option.partition('.')[0]}.valid"
+        raise UserError(f"{option} has {len(blocks)} row(s), too few to hold some out; add {own}")
     return blocks.slice(0, border), blocks.slice(border, len(blocks))
 
 

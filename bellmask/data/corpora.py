@@ -232,7 +232,7 @@ def check_split(options: DataOptions, split: Split) -> None:
     if split == "test" and not has_split(options, split):
         have = ", ".join(name for name, corpus in CORPORA.items() if "test" in corpus.splits)
         given = options.valid or options.from_files or options.train
-        raise UserError(f"there is no test split of {given} (only of {have})")
+        raise UserError(f"no test split of {given}, only of {have}; give --data.valid PATH")
 
 
 def check_files(options: DataOptions) -> None:

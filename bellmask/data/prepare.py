@@ -96,9 +96,8 @@ class Preparation:
             if not self.done["bytes"]:
                 raise UserError(f"data {self.source.name!r} is empty: there is no text in it")
             if not self.done["rows"]:
-                hint = f"{self.rules.block_length}: give more text, a smaller one, or"
-                words = f"is shorter than data.block_length={hint} --data.remainder keep"
-                raise UserError(f"data {self.source.name!r} {words}")
+                words = f"is shorter than --data.block-length {self.rules.block_length}: reduce it,"
+                raise UserError(f"data {self.source.name!r} {words} or --data.remainder keep")
         except UserError:
             shutil.rmtree(self.scratch, ignore_errors=True)  # invalid input: nothing to keep
             raise

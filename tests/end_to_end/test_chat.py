@@ -52,7 +52,7 @@ def test_a_chat_in_a_terminal(runs, warm):
         shown = chat.until("tokens/s")
         assert "░" * 30 in words(shown), "all masked at first"
         assert "\x1b[1A" in shown, "the view is redrawn"
-        assert re.search(r"64 steps, \d+ calls, \d+\.\d\d s, \d+ tokens", words(shown))
+        assert re.search(r"64 steps, \d+ calls, \d+ tokens, \d+\.\d\d s", words(shown))
         chat.until("> ")
         chat.type("/steps nine\n")
         assert "'nine'" in words(chat.until("> "))

@@ -85,7 +85,7 @@ def test_a_damaged_line_is_named(tmp_path, line):
     path = tmp_path / "kept.jsonl"
     content = b'{"key": "a"}\n' + line + b'\n{"key": "c"}\n'
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"kept\.jsonl, line 2"):
+    with pytest.raises(UserError, match=r"kept\.jsonl.* line 2"):
         Store(path)
     assert path.read_bytes() == content, "nothing is thrown away"
 
