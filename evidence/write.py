@@ -81,7 +81,7 @@ with a 95 % interval in brackets or ± a standard error. Each heading links to t
 """
 FOLLOW_UPS = {
     "Single-mask gradients add up (cosine)": (
-        "Gradients of up to 16 masks nearly add up, those of 32 do not. At `medium`, with the "
+        "Gradients of up to 8 masks nearly add up, those of 32 do not. At `medium`, with the "
         "paper's blocks of 128 tokens, the similarity is higher than at `small`, where 32 masks "
         "are half of a block. But it falls during training, so more steps alone would not lead to "
         "the paper's value. Its network is about a hundred times larger; that was not tried."
